@@ -1,15 +1,18 @@
 //! Which launcher started this process.
 
+use std::io::{self, Write as _};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use barewire_tcp::Key;
 
 use crate::inherited::inherited;
 use crate::{
-    Bootstrap, DetectError, Directory, Error, MAX_SIZE, Pmi1, Runtime, Single, Tcp, TcpConfig,
+    Bootstrap, DetectError, Directory, Error, MAX_SIZE, MissingVariable, Pmi1, Runtime, Single,
+    Tcp, TcpConfig,
 };
 
 /// How long the ranks of a job may take to start.
@@ -36,11 +39,51 @@ impl<F: Fn(&str) -> Option<String>> Environment for F {
 /// this waits for the other ranks, for up to 60 s or as many seconds as
 /// `BAREWIRE_BOOTSTRAP_TIMEOUT` says.
 ///
+/// A process that no launcher started is a job of one rank. If Slurm or Open MPI started it as one
+/// of several, without an interface by which the ranks find each other, this writes a line to
+/// standard error that says what to change.
+///
 /// # Errors
 /// [`DetectError`]; it names the runtime that was chosen, and the reason.
 pub fn detect() -> Result<Box<dyn Bootstrap>, DetectError> {
-    detect_in(&|name: &str| std::env::var(name).ok()).map(|(job, _)| job)
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let environment = |name: &str| std::env::var(name).ok();
+    let (job, _) = detect_in(&environment)?;
+    if job.runtime() == Runtime::Single
+        && let Some(warning) = alone_of_several(&environment)
+        && !WARNED.swap(true, Ordering::Relaxed)
+    {
+        // Without standard error there is nobody to warn.
+        let _ = writeln!(io::stderr(), "barewire: warning: {warning}");
+    }
+    Ok(job)
 }
+
+/// Returns what to change if a launcher has started several processes, and this one does not find
+/// the others. The variables are those of a process that `srun` or `mpirun` has started, and not
+/// those of an allocation.
+fn alone_of_several(environment: &dyn Environment) -> Option<String> {
+    if environment.get("BAREWIRE_BOOTSTRAP").is_some_and(|name| !name.is_empty()) {
+        return None;
+    }
+    let launchers = [
+        ("SLURM_STEP_NUM_TASKS", "srun --mpi=pmix or --mpi=pmi2"),
+        ("OMPI_COMM_WORLD_SIZE", "an mpirun that sets PMIX_NAMESPACE"),
+    ];
+    launchers.into_iter().find_map(|(variable, instead)| {
+        let count: u32 = environment.get(variable)?.trim().parse().ok()?;
+        (count > 1).then(|| {
+            format!(
+                "{variable} is {count}, and this process is a job of one rank: {NONE}. Start the \
+                 ranks by {instead}; BAREWIRE_BOOTSTRAP=single ends this warning"
+            )
+        })
+    })
+}
+
+/// Why a process is a job of one rank.
+const NONE: &str = "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, RANK, WORLD_SIZE, \
+                    MASTER_ADDR and MASTER_PORT is set";
 
 /// As [`detect`], with the variables of `environment`. Also returns one line with the runtime that
 /// was chosen and the reason.
@@ -65,16 +108,13 @@ pub fn detect_in(
         Runtime::Single => Ok(Box::new(Single::default())),
         Runtime::Pmix => open_pmix(timeout),
         Runtime::Pmi1 => {
-            let value = required(environment, runtime, "PMI_FD", "the launcher's socket")?;
+            let [value, rank, size] = required(environment, runtime, &chosen, PMI)?;
             let descriptor = parse("PMI_FD", &value, 0, i32::MAX as u64)? as i32;
-            let rank_variable = ("PMI_RANK", "the number of this process, which the launcher sets");
-            let size_variable =
-                ("PMI_SIZE", "how many processes the job has, which the launcher sets");
-            let (rank, size) = rank_and_size(environment, runtime, rank_variable, size_variable)?;
+            let (rank, size) = rank_and_size(("PMI_RANK", &rank), ("PMI_SIZE", &size))?;
             Pmi1::open(descriptor, rank, size, timeout).map(|job| Box::new(job) as _)
         }
         Runtime::Tcp => {
-            let config = tcp(environment, timeout)?;
+            let config = tcp(environment, &chosen, timeout)?;
             let opened = match listener(environment, &config) {
                 Some(listener) => Tcp::over(listener, &config),
                 None => Tcp::open(&config),
@@ -82,10 +122,9 @@ pub fn detect_in(
             opened.map(|job| Box::new(job) as _)
         }
         Runtime::Directory => {
-            let why = "the directory that all ranks share; each run needs an empty one";
-            let path =
-                PathBuf::from(required(environment, runtime, "BAREWIRE_BOOTSTRAP_DIR", why)?);
-            let (rank, size) = rank_and_size(environment, runtime, RANK, WORLD_SIZE)?;
+            let [path, rank, size] = required(environment, runtime, &chosen, DIRECTORY)?;
+            let path = PathBuf::from(path);
+            let (rank, size) = rank_and_size(("RANK", &rank), ("WORLD_SIZE", &size))?;
             Directory::open(&path, rank, size).map(|job| Box::new(job) as _)
         }
     };
@@ -136,27 +175,34 @@ pub fn runtime(environment: &dyn Environment) -> Result<(Runtime, String), Detec
         }
     }
     // Also if some are missing, which is then an error, and not a job of one rank.
-    for other in ["MASTER_ADDR", "WORLD_SIZE"] {
-        if is_set("RANK") && is_set(other) {
-            return Ok((Runtime::Tcp, format!("RANK and {other} are set")));
+    let set: Vec<&str> = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+        .into_iter()
+        .filter(|name| is_set(name))
+        .collect();
+    match &set[..] {
+        [] => Ok((Runtime::Single, NONE.to_owned())),
+        [one] => Ok((Runtime::Tcp, format!("{one} is set"))),
+        [first @ .., last] => {
+            Ok((Runtime::Tcp, format!("{} and {last} are set", first.join(", "))))
         }
     }
-    let none = "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, and RANK with MASTER_ADDR or \
-         WORLD_SIZE is set";
-    Ok((Runtime::Single, none.to_owned()))
 }
 
-fn required(
+/// Returns the values of all variables that a runtime needs.
+fn required<const N: usize>(
     environment: &dyn Environment,
     runtime: Runtime,
-    variable: &'static str,
-    why: &'static str,
-) -> Result<String, DetectError> {
-    environment.get(variable).filter(|value| !value.is_empty()).ok_or(DetectError::Missing {
-        runtime,
-        variable,
-        why,
-    })
+    chosen: &str,
+    variables: [MissingVariable; N],
+) -> Result<[String; N], DetectError> {
+    let values = variables.map(|variable| environment.get(variable.name).unwrap_or_default());
+    let missing: Vec<_> =
+        variables.into_iter().zip(&values).filter(|(_, value)| value.is_empty()).collect();
+    if missing.is_empty() {
+        return Ok(values);
+    }
+    let missing = missing.into_iter().map(|(variable, _)| variable).collect();
+    Err(DetectError::Missing { runtime, chosen: chosen.to_owned(), missing })
 }
 
 /// Reads a number from `low` to `high`.
@@ -170,21 +216,45 @@ fn parse(variable: &'static str, value: &str, low: u64, high: u64) -> Result<u64
     })
 }
 
-/// A variable of the environment, and what it is for.
-type Variable = (&'static str, &'static str);
+const fn variable(name: &'static str, why: &'static str) -> MissingVariable {
+    MissingVariable { name, why }
+}
 
-const RANK: Variable = ("RANK", "the number of this process, from 0");
-const WORLD_SIZE: Variable = ("WORLD_SIZE", "how many processes the job has");
+const RANK: MissingVariable = variable("RANK", "the number of this process, from 0");
+const WORLD_SIZE: MissingVariable = variable("WORLD_SIZE", "how many processes the job has");
+const PMI: [MissingVariable; 3] = [
+    variable("PMI_FD", "the launcher's socket"),
+    variable("PMI_RANK", "the number of this process, which the launcher sets"),
+    variable("PMI_SIZE", "how many processes the job has, which the launcher sets"),
+];
+const DIRECTORY: [MissingVariable; 3] = [
+    variable(
+        "BAREWIRE_BOOTSTRAP_DIR",
+        "the directory that all ranks share; each run needs an empty one",
+    ),
+    RANK,
+    WORLD_SIZE,
+];
+const TCP: [MissingVariable; 4] = [
+    RANK,
+    WORLD_SIZE,
+    variable("MASTER_ADDR", "the host of rank 0"),
+    variable("MASTER_PORT", "the port at which rank 0 listens"),
+];
+const KEY: MissingVariable = variable(
+    "BAREWIRE_KEY",
+    "64 hexadecimal digits that all ranks share, without which strangers could join the job; \
+     'barewire run' sets it, elsewhere set BAREWIRE_KEY_FILE to a file that 'barewire key FILE' has \
+     made",
+);
 
+/// Reads the rank and the size from these variables, which have these values.
 fn rank_and_size(
-    environment: &dyn Environment,
-    runtime: Runtime,
-    rank: Variable,
-    size: Variable,
+    rank: (&'static str, &str),
+    size: (&'static str, &str),
 ) -> Result<(u32, u32), DetectError> {
-    let count =
-        parse(size.0, &required(environment, runtime, size.0, size.1)?, 1, u64::from(MAX_SIZE))?;
-    let number = parse(rank.0, &required(environment, runtime, rank.0, rank.1)?, 0, count - 1)?;
+    let count = parse(size.0, size.1, 1, u64::from(MAX_SIZE))?;
+    let number = parse(rank.0, rank.1, 0, count - 1)?;
     Ok((number as u32, count as u32))
 }
 
@@ -199,11 +269,31 @@ fn listener(environment: &dyn Environment, config: &TcpConfig) -> Option<OwnedFd
     (listens && address == config.master).then_some(socket)
 }
 
-fn tcp(environment: &dyn Environment, timeout: Duration) -> Result<TcpConfig, DetectError> {
+fn tcp(
+    environment: &dyn Environment,
+    chosen: &str,
+    timeout: Duration,
+) -> Result<TcpConfig, DetectError> {
     let runtime = Runtime::Tcp;
-    let (rank, size) = rank_and_size(environment, runtime, RANK, WORLD_SIZE)?;
-    let host = required(environment, runtime, "MASTER_ADDR", "the host of rank 0")?;
-    let port = required(environment, runtime, "MASTER_PORT", "the port at which rank 0 listens")?;
+    let key = Key::from_env().map_err(|error| DetectError::Variable {
+        variable: "BAREWIRE_KEY",
+        value: "(hidden)".to_owned(),
+        expected: format!("and cannot be used: {error}"),
+    })?;
+    let found = required(environment, runtime, chosen, TCP);
+    let ([rank, size, host, port], key) = match (found, key) {
+        (Ok(values), Some(key)) => (values, key),
+        (Err(DetectError::Missing { mut missing, chosen, .. }), None) => {
+            missing.push(KEY);
+            return Err(DetectError::Missing { runtime, chosen, missing });
+        }
+        (Err(error), _) => return Err(error),
+        (Ok(_), None) => {
+            let (chosen, missing) = (chosen.to_owned(), vec![KEY]);
+            return Err(DetectError::Missing { runtime, chosen, missing });
+        }
+    };
+    let (rank, size) = rank_and_size(("RANK", &rank), ("WORLD_SIZE", &size))?;
     let port = parse("MASTER_PORT", &port, 1, u64::from(u16::MAX))? as u16;
     let unusable = |expected: String| DetectError::Variable {
         variable: "MASTER_ADDR",
@@ -218,17 +308,5 @@ fn tcp(environment: &dyn Environment, timeout: Duration) -> Result<TcpConfig, De
     })?;
     let master: SocketAddr =
         found.next().ok_or_else(|| unusable("which has no address".to_owned()))?;
-    let key = Key::from_env().map_err(|error| DetectError::Variable {
-        variable: "BAREWIRE_KEY",
-        value: "(hidden)".to_owned(),
-        expected: format!("and cannot be used: {error}"),
-    })?;
-    let key = key.ok_or(DetectError::Missing {
-        runtime,
-        variable: "BAREWIRE_KEY",
-        why: "64 hexadecimal digits that all ranks share, without which strangers could join the \
-              job; 'barewire run' sets it, elsewhere set BAREWIRE_KEY_FILE to a file that \
-              'barewire key FILE' has made",
-    })?;
     Ok(TcpConfig { rank, size, master, key, timeout })
 }

@@ -111,15 +111,15 @@ pub enum DetectError {
         /// What it must be.
         expected: String,
     },
-    /// A variable of the environment is missing.
-    #[error("{variable} is not set, and {runtime} needs it: {why}")]
+    /// Variables of the environment are missing.
+    #[error("{chosen}, and {} not set: {}{}", names(.missing), purposes(.missing), alone(*.runtime))]
     Missing {
         /// What was chosen.
         runtime: Runtime,
-        /// The variable.
-        variable: &'static str,
-        /// What it is for, and who sets it.
-        why: &'static str,
+        /// Which runtime was chosen, and why.
+        chosen: String,
+        /// All variables that it needs and that are not set.
+        missing: Vec<MissingVariable>,
     },
     /// The chosen runtime does not work.
     #[error("{chosen}, but: {source}")]
@@ -129,4 +129,34 @@ pub enum DetectError {
         /// What failed.
         source: Error,
     },
+}
+
+/// A variable that a runtime needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MissingVariable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for, and who sets it.
+    pub why: &'static str,
+}
+
+fn names(missing: &[MissingVariable]) -> String {
+    let names: Vec<&str> = missing.iter().map(|variable| variable.name).collect();
+    match &names[..] {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last} are", first.join(", ")),
+        _ => format!("{} is", names.concat()),
+    }
+}
+
+fn purposes(missing: &[MissingVariable]) -> String {
+    let purposes = missing.iter().map(|MissingVariable { name, why }| format!("{name} is {why}"));
+    purposes.collect::<Vec<_>>().join("; ")
+}
+
+fn alone(runtime: Runtime) -> &'static str {
+    match runtime {
+        Runtime::Tcp => ". To run alone as one rank, set BAREWIRE_BOOTSTRAP=single",
+        _ => "",
+    }
 }

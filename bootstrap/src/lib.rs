@@ -10,12 +10,17 @@
 //! |---|---|---|
 //! | [`Pmix`](Runtime::Pmix) | Open MPI's `mpirun`, `srun --mpi=pmix` | `PMIX_NAMESPACE` is set |
 //! | [`Pmi1`](Runtime::Pmi1) | `mpiexec.hydra` (MPICH), `srun --mpi=pmi2` | `PMI_FD` is set |
-//! | [`Tcp`](Runtime::Tcp) | `barewire run`, torchrun, a loop of ssh | `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are set |
-//! | [`Directory`](Runtime::Directory) | tests, hosts with a shared file system | `BAREWIRE_BOOTSTRAP_DIR`, `RANK` and `WORLD_SIZE` are set |
+//! | [`Directory`](Runtime::Directory) | tests, hosts with a shared file system | `BAREWIRE_BOOTSTRAP_DIR` is set; needs `RANK` and `WORLD_SIZE` |
+//! | [`Tcp`](Runtime::Tcp) | `barewire run`, torchrun, a loop of ssh | `RANK`, `WORLD_SIZE`, `MASTER_ADDR` or `MASTER_PORT` is set; needs all of them |
 //! | [`Single`](Runtime::Single) | none | otherwise |
 //!
 //! A launcher may pass rank 0 a socket that listens at `MASTER_ADDR` and `MASTER_PORT`, so that no
 //! other process can take the port meanwhile. [`LISTENER_VARIABLE`] names its descriptor.
+//!
+//! Variables that a runtime needs and that are not set are an error, which names all of them.
+//! Variables of Slurm and Open MPI that none of the above understands are none, since an interactive
+//! allocation sets them, too; if they say that this process is one of several, [`detect`] writes a
+//! line to standard error.
 //!
 //! `BAREWIRE_BOOTSTRAP` names one of them (`pmix`, `pmi1`, `tcp`, `directory`, `single`) if more
 //! than one would do.
@@ -50,7 +55,7 @@ use std::time::Duration;
 
 pub use detect::{Environment, LISTENER_VARIABLE, detect, detect_in, runtime};
 pub use directory::Directory;
-pub use error::{DetectError, Error};
+pub use error::{DetectError, Error, MissingVariable};
 pub use pmi1::Pmi1;
 #[cfg(feature = "pmix")]
 pub use pmix::Pmix;

@@ -48,6 +48,7 @@ fn rank() {
             assert!(job.fence(FENCE).is_err());
             std::process::exit(8);
         }
+        ("alone", _) => assert_eq!(job.runtime(), Runtime::Single),
         other => panic!("{other:?}"),
     }
 }
@@ -103,4 +104,10 @@ fn slurm() {
     for (plugin, runtime) in [("pmi2", Runtime::Pmi1), ("pmix", Runtime::Pmix)] {
         works(runtime, |size| slurm.run(plugin, size));
     }
+    // No interface by which the ranks find each other: each is a job of its own, which is told.
+    let output = launch(&mut slurm.run("none", 2), "alone 0");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{output:?}");
+    let warning = "SLURM_STEP_NUM_TASKS is 2, and this process is a job of one rank";
+    assert_eq!(text.matches(warning).count(), 2, "{text}");
 }

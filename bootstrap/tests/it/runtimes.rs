@@ -709,29 +709,48 @@ fn detection_follows_the_environment() {
         detect(&[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap();
     assert_eq!((job.runtime(), job.size()), (Runtime::Directory, 1));
     assert!(why.contains("BAREWIRE_BOOTSTRAP_DIR is set"), "{why}");
-    std::fs::remove_dir_all(directory).unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
     let error = |pairs: &[(&str, &str)]| detect(pairs).unwrap_err();
     for (pairs, expected) in [
         (&[("BAREWIRE_BOOTSTRAP", "mpi")][..], "must be pmix, pmi1, tcp, directory or single"),
-        (&[("BAREWIRE_BOOTSTRAP", "tcp")], "WORLD_SIZE is not set"),
         (
-            &[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")],
+            &[("BAREWIRE_BOOTSTRAP", "tcp")],
+            "tcp, because BAREWIRE_BOOTSTRAP names it, and RANK, WORLD_SIZE, MASTER_ADDR, \
+             MASTER_PORT and BAREWIRE_KEY are not set: RANK is the number of this process, from 0; ",
+        ),
+        (
+            &[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "2"), ("WORLD_SIZE", "2")],
             "must be a number from 0 to 1",
         ),
-        (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")], "MASTER_PORT is not set"),
-        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set"),
-        (&[("RANK", "0"), ("MASTER_ADDR", "::1")], "WORLD_SIZE is not set"),
-        (&[("PMI_FD", "x")], "PMI_FD is 'x', must be a number"),
+        (
+            &[("RANK", "0")],
+            "because RANK is set, and WORLD_SIZE, MASTER_ADDR, MASTER_PORT and BAREWIRE_KEY are not \
+             set: ",
+        ),
+        (
+            &[("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "7801")],
+            "because WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and RANK and BAREWIRE_KEY are \
+             not set: ",
+        ),
+        (&[("MASTER_PORT", "7801")], "To run alone as one rank, set BAREWIRE_BOOTSTRAP=single"),
+        (&[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "0")], "is set, and WORLD_SIZE is not set"),
+        (
+            &[("PMI_FD", "x"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")],
+            "PMI_FD is 'x', must be a number",
+        ),
         (
             &[("PMI_FD", "987654"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")],
             "opening PMI_FD failed: Bad file descriptor",
         ),
-        (&[("PMI_FD", "3")], "PMI_SIZE is not set"),
+        (&[("PMI_FD", "3")], "and PMI_RANK and PMI_SIZE are not set"),
         (&[("BAREWIRE_BOOTSTRAP_TIMEOUT", "0")], "must be a number from 1"),
     ] {
         let text = error(pairs).to_string();
         assert!(text.contains(expected), "{text}");
     }
     let missing = error(&[("BAREWIRE_BOOTSTRAP", "pmi1")]);
-    assert!(matches!(missing, DetectError::Missing { variable: "PMI_FD", .. }));
+    let DetectError::Missing { missing, .. } = missing else { panic!("{missing}") };
+    assert!(missing.iter().map(|one| one.name).eq(["PMI_FD", "PMI_RANK", "PMI_SIZE"]));
+    let alone = [("RANK", "3"), ("BAREWIRE_BOOTSTRAP", "single")];
+    assert_eq!(detect(&alone).unwrap().0.runtime(), Runtime::Single);
 }
