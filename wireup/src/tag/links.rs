@@ -14,10 +14,11 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use barewire::{
-    Cause, Domain, Flags, HandlerError, Interface, MemoryError, PendingResult, PostError,
-    TransportId,
+    Cause, Domain, EventError, Flags, HandlerError, Interface, MemoryError, PendingResult,
+    PostError, TransportId,
 };
 
 use super::buffer::Buffer;
@@ -91,8 +92,8 @@ impl Tags {
     /// matches tags ([`tag_matching`](barewire::InterfaceConfig::tag_matching)), it does so for the
     /// links whose messages go over that interface, as with [`matched_by`](Self::matched_by).
     ///
-    /// Drive the node by [`progress`](Self::progress), so that requests of links that end are
-    /// completed.
+    /// Drive the node by [`progress`](Self::progress) or [`wait`](Self::wait), so that requests of
+    /// links that end are completed.
     ///
     /// # Errors
     /// [`HandlerError`]
@@ -167,6 +168,43 @@ impl Tags {
             self.0.run();
         }
         events
+    }
+
+    /// Makes progress as [`progress`](Self::progress), and sleeps until there is some to make, as
+    /// [`Node::wait`], which names the events. Returns their number; zero if `timeout` passed.
+    ///
+    /// ```
+    /// use barewire_wireup::link::Options;
+    /// use barewire_wireup::tag::{Buffer, FULL_MASK, Limits, Mode, Tags};
+    /// use barewire_wireup::{Node, Rules};
+    /// use std::time::Duration;
+    ///
+    /// let mut node = Node::open(&Rules::default().only(["self"]))?;
+    /// let tags = Tags::over(&mut node, Limits::default())?;
+    /// let ends = [(); 2].map(|()| node.connect(&node.address(), Options::default()));
+    /// let [Ok(here), Ok(there)] = ends else { panic!("{ends:?}") };
+    /// let (here, there) = (tags.link(&here)?, tags.link(&there)?);
+    /// let buffer = Buffer::new(5)?;
+    /// let receive = tags.receive(7, FULL_MASK, &buffer);
+    /// drop(tags.send(&here, 7, b"hello", Mode::Auto));
+    /// while receive.poll().is_none() {
+    ///     // A receive belongs to no link, so it does not end with one.
+    ///     tags.failure(&there).map_or(Ok(()), Err)?;
+    ///     tags.wait(&mut node, Some(Duration::from_millis(10)))?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Node::wait`].
+    pub fn wait(&self, node: &mut Node, timeout: Option<Duration>) -> Result<usize, EventError> {
+        let endings = self.0.endings.get();
+        let events = self.progress(node);
+        if events > 0 || self.0.endings.get() != endings {
+            return Ok(events.max(1));
+        }
+        let events = node.wait(timeout)?;
+        Ok(events + self.progress(node))
     }
 }
 

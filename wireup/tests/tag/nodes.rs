@@ -208,3 +208,41 @@ fn closing_a_link_ends_the_requests_of_both_sides() {
         assert!(sides.iter().all(|side| side.tags.counters().announced == 0));
     }
 }
+
+#[test]
+fn a_sleeping_side_learns_of_the_end_of_its_peer() {
+    for with_tags in [false, true] {
+        let mut sides = [Side::new(&["shm"]), Side::new(&["shm"])];
+        let [here, there] = &mut sides;
+        let (link, peer) = (here.connect(there), there.connect(here));
+        let tag_link = here.tags.link(&link).expect("a link");
+        let peer_link = there.tags.link(&peer).expect("a link");
+        let (tags, buffer) = (here.tags.clone(), Buffer::new(8).expect("memory"));
+        let (received, never) =
+            (tags.receive(1, FULL_MASK, &buffer), tags.receive(2, FULL_MASK, &buffer));
+        let sent = there.tags.send(&peer_link, 1, b"last", Mode::Auto);
+        until(&mut sides, "a message", |_| received.poll().is_some() && sent.poll().is_some());
+        let unread = tags.send(&tag_link, 3, b"unread", Mode::Synchronous);
+        assert_eq!(tags.failure(&tag_link), None);
+        let [mut here, there] = sides;
+        drop(there);
+        let start = Instant::now();
+        while tags.failure(&tag_link).is_none() {
+            let timeout = Some(Duration::from_millis(100));
+            let events = if with_tags {
+                tags.wait(&mut here.node, timeout)
+            } else {
+                here.node.wait(timeout)
+            };
+            events.expect("a sleep");
+            assert!(start.elapsed() < DEADLINE, "{:?}", link.error());
+        }
+        assert!(matches!(tags.failure(&tag_link), Some(TagError::LinkFailed(_))));
+        // No sleep without an end, although the node has no event any more.
+        if unread.poll().is_none() {
+            assert!(tags.wait(&mut here.node, Some(DEADLINE)).expect("no sleep") > 0);
+        }
+        assert!(matches!(unread.poll(), Some(Err(TagError::LinkFailed(_)))), "{unread:?}");
+        assert!(never.poll().is_none(), "any link may match it");
+    }
+}
