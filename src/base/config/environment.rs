@@ -37,6 +37,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "directory for the sockets of shm, or abstract for the abstract namespace [default: $XDG_RUNTIME_DIR/barewire or /tmp/barewire-UID]",
     },
     Variable {
+        name: "BAREWIRE_TRANSPORTS",
+        doc: "transports and devices of nodes whose program calls Rules::from_env, such as shm,tcp/lo [default: all but software devices]",
+    },
+    Variable {
         name: "BAREWIRE_BOOTSTRAP",
         doc: "how ranks find each other: pmix, pmi1, tcp, directory or single [default: what the launcher sets]",
     },

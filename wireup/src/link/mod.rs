@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use barewire::{Counters, Domain, Endpoint, EndpointError, FlushMode};
+use barewire::{Counters, Domain, Endpoint, EndpointError, FlushMode, TransportId};
 use thiserror::Error;
 
 use crate::address::Uuid;
@@ -186,6 +186,13 @@ pub(crate) struct Inner {
     /// CLOSE was posted on the messages lane.
     pub(crate) close_sent: Cell<bool>,
     /// By what the peer names the link, and by what this side does, once it is connected.
+/// Whether the peer's device responds to checks over a transport, whatever the peer does. Over the
+/// others, the kernel reports the end of a process, or the peer's progress has to respond.
+pub(crate) fn responds_by_device(transport: TransportId) -> bool {
+    use TransportId::{DcMlx5, RcMlx5, RcVerbs, XrcMlx5};
+    matches!(transport, RcMlx5 | RcVerbs | XrcMlx5 | DcMlx5)
+}
+
     pub(crate) names: Cell<(u64, u64)>,
     /// What a client has sent to the server of the link, otherwise 0.
     pub(crate) ticket: Cell<u64>,
@@ -260,6 +267,15 @@ impl Link {
     /// Why the link failed, if it did.
     pub fn error(&self) -> Option<LinkError> {
         self.0.error.borrow().clone()
+    /// As [`check`](Self::check), for lanes whose check needs no progress of the peer.
+    pub(crate) fn check_devices(&self) {
+        let lanes = self.lanes.all().iter().filter(|info| responds_by_device(info.lane.transport));
+        for info in lanes {
+            // A lane that has failed is known to have.
+            let _ = info.endpoint.check();
+        }
+    }
+
     }
 
     /// The peer's node.

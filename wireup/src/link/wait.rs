@@ -22,7 +22,12 @@ pub enum LinkWaitError {
         peer: Uuid,
     },
     /// It did not happen in time.
-    #[error("link to {peer}: nothing within {:.1} s, although the link works", .waited.as_secs_f64())]
+    #[error(
+        "link to {peer}: nothing within {:.1} s, and no failure of the peer was noticed by then; \
+         whether and when a dead or stuck peer is noticed depends on Rules::keepalive and \
+         Rules::liveness",
+        .waited.as_secs_f64()
+    )]
     TimedOut {
         /// The peer's node.
         peer: Uuid,
@@ -35,8 +40,8 @@ impl Link {
     /// Makes progress until `done` returns true, as [`Node::until`], but not longer than the link
     /// lives.
     ///
-    /// A dead peer is noticed as [the guide](barewire::guide::errors) says: over some transports
-    /// only if this side posts, or by the setting `keepalive`.
+    /// A dead peer is noticed as [the guide](barewire::guide::errors#keepalive-and-liveness-of-a-node)
+    /// says.
     ///
     /// ```
     /// use barewire_wireup::link::{Options, State};

@@ -225,6 +225,7 @@ impl Shared {
             self.failed.set(Some((since, quiet)));
             if quiet > QUIET || since.elapsed() > LAST_WORDS {
                 self.failed.set(None);
+        self.keep_alive(now);
                 self.fail_links();
             }
             self.busy.set(true);
@@ -380,6 +381,20 @@ impl Shared {
                 peer.control = None;
                 peer.trouble = Some(error.to_string());
             }
+    /// Checks the devices of the peers of connected links, if it is time. A link that is being
+    /// connected has a deadline instead: the peer's device may not know its endpoint yet.
+    fn keep_alive(&self, now: Duration) {
+        let Some((interval, next)) = &self.keepalive else { return };
+        if now < next.get() {
+            return;
+        }
+        next.set(now.saturating_add(*interval));
+        let links: Vec<_> = self.links.borrow().values().cloned().collect();
+        for inner in links.iter().filter(|inner| inner.state.get() == State::Connected) {
+            inner.check_devices();
+        }
+    }
+
         }
         self.replies.borrow_mut().retain(|reply| reply.endpoint.error().is_none());
     }

@@ -60,12 +60,15 @@ impl Shared {
         let (machine, allowance) = (self.machine.borrow(), self.allowance.borrow());
         let timer = machine.next_timer().map(|timer| timer.saturating_sub(self.now()));
         let timer = timer.map(|timer| after(now, timer));
+        let keepalive = self.keepalive.as_ref();
+        let keepalive =
+            keepalive.map(|(_, next)| after(now, next.get().saturating_sub(self.now())));
         let streams = self.streams.borrow();
         let streams = streams.as_ref().and_then(|streams| streams.deadline(now, &allowance));
         let strangers = machine.has_strangers().then(|| allowance.next_slice());
         let held = self.refusals.borrow().release_at();
         let (dials, trials) = (self.dial_deadline(), self.trial_deadline(now));
-        [timer, streams, strangers, dials, trials, held].into_iter().flatten().min()
+        [timer, keepalive, streams, strangers, dials, trials, held].into_iter().flatten().min()
     }
 }
 
@@ -116,6 +119,13 @@ impl Node {
 
     /// Makes progress, and sleeps until there is some to make. Returns the number of events; zero
     /// if `timeout` passed.
+    ///
+    /// A message, the end of an operation of this node, a change of a link's state, a client of a
+    /// listener and the decision about a [`dial`](Self::dial) are events. What a peer puts into the
+    /// memory of this process, or changes there by an atomic, is none: have the peer send a message
+    /// behind it, or sleep for a short time only. What an earlier call has made progress on, such as
+    /// [`post`](Self::post), is no event any more: check for it before each sleep. A program of tagged
+    /// messages sleeps in [`Tags::wait`](crate::tag::Tags::wait).
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]

@@ -32,7 +32,7 @@ use barewire_tcp::time::after;
 use thiserror::Error;
 
 use crate::address::{Entry, Scope, Uuid, WorkerAddress};
-use crate::link::{CloseMode, Inner, Link, Options, Owner, State};
+use crate::link::{CloseMode, Inner, Link, Options, Owner, State, responds_by_device};
 use crate::plan::{Kinds, Limits, Needs, Plan};
 use crate::protocol::{Config, LinkId, Links};
 use crate::secret::Secret;
@@ -54,6 +54,8 @@ pub(crate) const CONTROL: u8 = 30;
 const FIRST_RESERVED: u8 = CONTROL;
 /// Bytes of the longest control message over a lane.
 const SEGMENT: usize = 4096;
+/// The shortest interval of [`Rules::keepalive`].
+const SHORTEST_KEEPALIVE: Duration = Duration::from_millis(250);
 /// Progress calls between two checks of the clock.
 const ROUND: u32 = 256;
 /// The same while links are being connected or closed.
@@ -175,6 +177,8 @@ pub(crate) struct Shared {
     /// Calls of servers that did not decide yet.
     dials: RefCell<Vec<(Name, Rc<RefCell<Dialing>>)>>,
 }
+    /// The interval of [`Rules::keepalive`] and when it ends next, if some interface needs it.
+    keepalive: Option<(Duration, Cell<Duration>)>,
 
 /// The interfaces of a process, and its links to other nodes.
 ///
@@ -260,6 +264,9 @@ impl Node {
             entries: address.entries().collect(),
             address,
             absent,
+        let keepalive = rules.keepalive.map(|interval| interval.max(SHORTEST_KEEPALIVE));
+        let keepalive = keepalive
+            .filter(|_| interfaces.iter().any(|one| responds_by_device(one.domain.transport())));
             machine: RefCell::new(Links::new(config)),
             links: RefCell::default(),
             making: RefCell::default(),
@@ -287,6 +294,7 @@ impl Node {
         Ok(Self { worker, shared, events: None, rest: 0 })
     }
 
+            keepalive: keepalive.map(|interval| (interval, Cell::new(interval))),
     /// The bytes by which other nodes connect to this one.
     pub fn address(&self) -> WorkerAddress {
         self.shared.address.clone()

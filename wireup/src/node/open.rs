@@ -28,11 +28,12 @@ pub(super) fn open_all(
     rules: &Rules,
     key: Option<&Key>,
 ) -> (Vec<Opened>, Vec<Absent>) {
-    let (mut opened, mut absent) = (Vec::new(), Vec::new());
+    let (mut opened, mut absent, mut known) = (Vec::new(), Vec::new(), Vec::new());
     for component in components() {
         absent.extend(component.absent);
         for device in component.devices {
             for transport in device.transports {
+                known.push(transport.device.clone());
                 let software = transport.attributes.flags.contains(Flags::SOFTWARE_DEVICE);
                 let result = rules
                     .admit(&transport.device, software)
@@ -48,6 +49,10 @@ pub(super) fn open_all(
             }
         }
     }
+    absent.extend(rules.unknown(&known).map(|name| {
+        let reason = "no transport and no device of this machine has this name";
+        Absent::new(name.clone(), reason.to_owned())
+    }));
     (number(opened), absent)
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use barewire::PostError;
+use barewire_wireup::Rules;
 use barewire_wireup::link::{LinkError, Options, State};
 
 use crate::support::{DEADLINE, ID, Side, rules, send, until, until_connected};
@@ -93,4 +94,30 @@ fn a_peer_that_is_restarted_is_another_peer() {
     assert_ne!(first.peer(), second.peer());
     send(&mut sides, &second, 4);
     until(&mut sides, "received", |sides| *sides[1].received.borrow() == [4]);
+}
+
+/// Without a control connection, by which the end of a process would show.
+#[test]
+fn a_dead_peer_over_rdma_is_found_while_this_side_sleeps_and_a_silent_one_is_not() {
+    assert_eq!(Rules::default().keepalive, Some(Duration::from_secs(10)));
+    let interval = Duration::from_millis(250);
+    let mut rules = rules(&["soft0:1"]).keepalive(Some(interval));
+    // 1.8 s on the software HCA.
+    rules.config = rules.config.ack_timeout(14);
+    let mut sides = [Side::new(&rules), Side::new(&rules)];
+    let address = sides[1].node.address();
+    let link = sides[0].node.connect(&address, Options::default()).unwrap();
+    until_connected(&mut sides, &[&link]);
+    let [mut here, silent] = sides;
+    let sleep = |here: &mut Side, time: Duration| {
+        let start = Instant::now();
+        while start.elapsed() < time && link.state() == State::Connected {
+            here.node.wait(Some(time)).unwrap();
+        }
+    };
+    sleep(&mut here, 4 * interval);
+    assert_eq!(link.state(), State::Connected, "{:?}", link.error());
+    drop(silent);
+    sleep(&mut here, DEADLINE);
+    assert!(matches!(link.error(), Some(LinkError::Lane { .. })), "{:?}", link.error());
 }
