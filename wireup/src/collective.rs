@@ -1,5 +1,7 @@
 //! Barrier, broadcast and reduction of small data over all ranks of a parallel program.
 
+mod notice;
+
 use std::time::{Duration, Instant};
 
 use barewire::MemoryError;
@@ -13,9 +15,14 @@ use crate::tag::{FULL_MASK, Mode, Request, TagError, TagLink, Tags};
 const CONTEXT_SHIFT: u32 = 48;
 const CALL_SHIFT: u32 = 24;
 const MASK: u64 = (1 << CALL_SHIFT) - 1;
+/// In place of the number of a call: the message is a notice.
+const NOTICE: u64 = 0;
 
-/// Why a collective operation failed on this rank. Other ranks may have completed it, or wait until
-/// their timeout.
+/// Why a collective operation failed on this rank.
+///
+/// Other ranks may have completed it. Those that wait for this rank are told which rank has failed,
+/// and return [`Ended`](Self::Ended), so that all name the same rank. Afterwards the ranks are out of
+/// step: no operation of the same context works any more.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
@@ -46,6 +53,14 @@ pub enum CollectiveError {
         theirs: usize,
         /// Bytes of the data here.
         ours: usize,
+    },
+    /// The operation has failed on another rank.
+    #[error("rank {rank} has failed, according to rank {by}")]
+    Ended {
+        /// The rank that died, or did not take part in time.
+        rank: u32,
+        /// The rank that says so.
+        by: u32,
     },
     /// A rank did not take part in time.
     #[error("rank {rank} has not taken part within {:.1} s", .waited.as_secs_f64())]
@@ -180,6 +195,11 @@ impl<'a> Collectives<'a> {
     /// # Errors
     /// [`CollectiveError`]
     pub fn barrier(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
+        let result = self.wait_for_all(node);
+        self.conclude(node, result)
+    }
+
+    fn wait_for_all(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
         let call = self.begin();
         let (rank, size) = (u64::from(self.peers.rank()), u64::from(self.peers.size()));
         let mut distance = 1;
@@ -204,6 +224,16 @@ impl<'a> Collectives<'a> {
         data: &mut [T],
     ) -> Result<(), CollectiveError> {
         self.check(root)?;
+        let result = self.spread(node, root, data);
+        self.conclude(node, result)
+    }
+
+    fn spread<T: Element>(
+        &mut self,
+        node: &mut Node,
+        root: u32,
+        data: &mut [T],
+    ) -> Result<(), CollectiveError> {
         let call = self.begin();
         let (rank, size) = (u64::from(self.peers.rank()), u64::from(self.peers.size()));
         // In a binomial tree, whose ranks count from the root.
@@ -233,6 +263,16 @@ impl<'a> Collectives<'a> {
     /// # Errors
     /// [`CollectiveError`]; the values are unspecified then.
     pub fn allreduce<T: Element>(
+        &mut self,
+        node: &mut Node,
+        values: &mut [T],
+        combine: impl Fn(T, T) -> T,
+    ) -> Result<(), CollectiveError> {
+        let result = self.reduce(node, values, combine);
+        self.conclude(node, result)
+    }
+
+    fn reduce<T: Element>(
         &mut self,
         node: &mut Node,
         values: &mut [T],
@@ -282,7 +322,8 @@ impl<'a> Collectives<'a> {
     }
 
     fn begin(&mut self) -> u64 {
-        self.calls = self.calls.wrapping_add(1);
+        // From 1 to the mask: `NOTICE` is no call.
+        self.calls = (self.calls % MASK).wrapping_add(1);
         self.calls
     }
 
@@ -387,6 +428,8 @@ impl<'a> Collectives<'a> {
             }
             if self.tags.progress(node) > 0 {
                 idle = Idle::default();
+            } else if let Some(notice) = self.notice() {
+                return Err(notice);
             } else {
                 node.progress_or_rest(&mut idle);
             }

@@ -72,9 +72,12 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Exchanges the addresses of all ranks. Every rank has to call this, and waits for the others.
+    /// Exchanges the addresses of all ranks. Every rank has to call this, once per job, and waits for
+    /// the others. For a second node of a rank, such as one per thread, exchange addresses by
+    /// [`all_gather`] with another key, and connect by [`Node::connect`].
     ///
-    /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value.
+    /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value, and
+    /// errors of its links name the rank.
     ///
     /// # Errors
     /// [`ExchangeError`]
@@ -88,7 +91,8 @@ impl Peers {
             WorkerAddress::from_bytes(&bytes)
                 .map_err(|source| ExchangeError::Address { rank, source })
         };
-        let addresses = (0..).zip(all).map(parse).collect::<Result<_, _>>()?;
+        let addresses = (0..).zip(all).map(parse).collect::<Result<Vec<_>, _>>()?;
+        node.set_ranks(addresses.iter().map(WorkerAddress::uuid).zip(0..).collect());
         let links: Rc<RefCell<HashMap<Uuid, Link>>> = Rc::default();
         let known = Rc::clone(&links);
         node.on_peer(move |incoming| {
@@ -111,6 +115,14 @@ impl Peers {
     /// Returns the address of a rank; `None` if there are not so many.
     pub fn address(&self, rank: u32) -> Option<&WorkerAddress> {
         self.addresses.get(usize::try_from(rank).ok()?)
+    }
+
+    /// Returns the rank of a node, such as the [peer](Link::peer) of a link; `None` if the node is not
+    /// of this job.
+    pub fn rank_of(&self, node: Uuid) -> Option<u32> {
+        (0..)
+            .zip(&self.addresses)
+            .find_map(|(rank, address)| (address.uuid() == node).then_some(rank))
     }
 
     /// Returns the link to a rank, and connects it at the first call. It is connected once its
@@ -160,5 +172,18 @@ impl Peers {
         let link = tags.link(&self.link(node, rank)?)?;
         self.tag_links.borrow_mut().insert(rank, link.clone());
         Ok(link)
+    }
+
+    /// The links for tagged messages, by rank.
+    pub(crate) fn tag_links(&self) -> Vec<(u32, TagLink)> {
+        let links = self.tag_links.borrow();
+        links.iter().map(|(rank, link)| (*rank, link.clone())).collect()
+    }
+
+    /// A rank whose link has failed.
+    pub(crate) fn failed(&self) -> Option<u32> {
+        let links = self.links.borrow();
+        let link = links.values().find(|link| link.error().is_some())?;
+        self.rank_of(link.peer())
     }
 }

@@ -27,8 +27,8 @@ pub enum WindowError {
         /// Why.
         source: ConnectError,
     },
-    /// The link failed.
-    #[error("rank {rank}: {source}")]
+    /// The link failed. Its error names the rank.
+    #[error("{source}")]
     Link {
         /// The rank.
         rank: u32,

@@ -55,6 +55,25 @@ pub enum CloseMode {
     Cancel,
 }
 
+/// The node at the other end of a link, as errors name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerName {
+    /// The node.
+    pub uuid: Uuid,
+    /// Its rank, after `Peers::exchange`.
+    pub rank: Option<u32>,
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} (node {})", self.uuid),
+            None => write!(f, "{}", self.uuid),
+        }
+    }
+}
+
 /// Why a link failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -63,7 +82,7 @@ pub enum LinkError {
     #[error("link to {peer}: {cause}")]
     Protocol {
         /// The peer's node.
-        peer: Uuid,
+        peer: PeerName,
         /// Why.
         cause: Cause,
     },
@@ -71,7 +90,7 @@ pub enum LinkError {
     #[error("link to {peer}: lane {lane} ({kinds}) failed: {error}")]
     Lane {
         /// The peer's node.
-        peer: Uuid,
+        peer: PeerName,
         /// Its place in [`Link::lanes`].
         lane: usize,
         /// What it was for.
@@ -83,7 +102,7 @@ pub enum LinkError {
     #[error("link to {peer}: {reason}")]
     Connect {
         /// The peer's node.
-        peer: Uuid,
+        peer: PeerName,
         /// Why, for each pair that was tried.
         reason: String,
     },
@@ -167,6 +186,13 @@ impl Lanes {
     }
 }
 
+/// Whether the peer's device responds to checks over a transport, whatever the peer does. Over the
+/// others, the kernel reports the end of a process, or the peer's progress has to respond.
+pub(crate) fn responds_by_device(transport: TransportId) -> bool {
+    use TransportId::{DcMlx5, RcMlx5, RcVerbs, XrcMlx5};
+    matches!(transport, RcMlx5 | RcVerbs | XrcMlx5 | DcMlx5)
+}
+
 /// The node of a link.
 pub(crate) trait Owner {
     /// Progress flushes and closes the link.
@@ -186,16 +212,11 @@ pub(crate) struct Inner {
     /// CLOSE was posted on the messages lane.
     pub(crate) close_sent: Cell<bool>,
     /// By what the peer names the link, and by what this side does, once it is connected.
-/// Whether the peer's device responds to checks over a transport, whatever the peer does. Over the
-/// others, the kernel reports the end of a process, or the peer's progress has to respond.
-pub(crate) fn responds_by_device(transport: TransportId) -> bool {
-    use TransportId::{DcMlx5, RcMlx5, RcVerbs, XrcMlx5};
-    matches!(transport, RcMlx5 | RcVerbs | XrcMlx5 | DcMlx5)
-}
-
     pub(crate) names: Cell<(u64, u64)>,
     /// What a client has sent to the server of the link, otherwise 0.
     pub(crate) ticket: Cell<u64>,
+    /// The peer's rank.
+    pub(crate) rank: Cell<Option<u32>>,
     node: Weak<dyn Owner>,
 }
 
@@ -213,8 +234,14 @@ impl Inner {
             close_sent: Cell::new(false),
             names: Cell::default(),
             ticket: Cell::default(),
+            rank: Cell::default(),
             node,
         }
+    }
+
+    /// The peer, as errors name it.
+    pub(crate) fn name(&self) -> PeerName {
+        PeerName { uuid: self.peer, rank: self.rank.get() }
     }
 
     /// The link is on its way to be connected.
@@ -227,7 +254,7 @@ impl Inner {
     pub(crate) fn failed_lane(&self) -> Option<LinkError> {
         self.lanes.all().iter().enumerate().find_map(|(lane, info)| {
             let error = Box::new(info.endpoint.error()?);
-            Some(LinkError::Lane { peer: self.peer, lane, kinds: info.lane.kinds, error })
+            Some(LinkError::Lane { peer: self.name(), lane, kinds: info.lane.kinds, error })
         })
     }
 
@@ -236,6 +263,15 @@ impl Inner {
         for info in self.lanes.all() {
             // A transport that cannot check reports the end of a peer by itself, or at the next
             // post.
+            let _ = info.endpoint.check();
+        }
+    }
+
+    /// As [`check`](Self::check), for lanes whose check needs no progress of the peer.
+    pub(crate) fn check_devices(&self) {
+        let lanes = self.lanes.all().iter().filter(|info| responds_by_device(info.lane.transport));
+        for info in lanes {
+            // A lane that has failed is known to have.
             let _ = info.endpoint.check();
         }
     }
@@ -267,15 +303,6 @@ impl Link {
     /// Why the link failed, if it did.
     pub fn error(&self) -> Option<LinkError> {
         self.0.error.borrow().clone()
-    /// As [`check`](Self::check), for lanes whose check needs no progress of the peer.
-    pub(crate) fn check_devices(&self) {
-        let lanes = self.lanes.all().iter().filter(|info| responds_by_device(info.lane.transport));
-        for info in lanes {
-            // A lane that has failed is known to have.
-            let _ = info.endpoint.check();
-        }
-    }
-
     }
 
     /// The peer's node.

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::{Link, LinkError, State};
-use crate::address::Uuid;
+use super::{Link, LinkError, PeerName, State};
 use crate::node::{Idle, Node};
 
 /// Why what a caller waited for did not happen.
@@ -19,7 +18,7 @@ pub enum LinkWaitError {
     #[error("link to {peer}: closed before what this side waited for")]
     Closed {
         /// The peer's node.
-        peer: Uuid,
+        peer: PeerName,
     },
     /// It did not happen in time.
     #[error(
@@ -30,7 +29,7 @@ pub enum LinkWaitError {
     )]
     TimedOut {
         /// The peer's node.
-        peer: Uuid,
+        peer: PeerName,
         /// The timeout.
         waited: Duration,
     },
@@ -67,7 +66,7 @@ impl Link {
         timeout: Duration,
         mut done: impl FnMut() -> bool,
     ) -> Result<(), LinkWaitError> {
-        let peer = self.peer();
+        let peer = self.0.name();
         let (start, mut idle) = (Instant::now(), Idle::default());
         while !done() {
             // What arrived before the end of the link was delivered before its state changed.

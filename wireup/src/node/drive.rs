@@ -1,6 +1,8 @@
 //! Carries out what the protocol asks for, and brings its messages to peers.
 
 use std::cell::Cell;
+#[cfg(feature = "bootstrap")]
+use std::collections::HashMap;
 use std::collections::HashSet;
 use std::collections::hash_map::Entry as MapEntry;
 use std::rc::Rc;
@@ -157,8 +159,19 @@ impl Shared {
         let mut links = self.links.borrow_mut();
         Rc::clone(links.entry(id).or_insert_with(|| {
             let node = Rc::downgrade(self);
-            Rc::new(Inner::new(node, id, peer, needs))
+            let inner = Inner::new(node, id, peer, needs);
+            inner.rank.set(self.ranks.borrow().get(&peer).copied());
+            Rc::new(inner)
         }))
+    }
+
+    /// Has errors name the ranks of nodes.
+    #[cfg(feature = "bootstrap")]
+    pub(super) fn set_ranks(&self, ranks: HashMap<Uuid, u32>) {
+        for inner in self.links.borrow().values() {
+            inner.rank.set(ranks.get(&inner.peer).copied());
+        }
+        self.ranks.replace(ranks);
     }
 
     /// Keeps a peer's address.
@@ -212,6 +225,7 @@ impl Shared {
         self.attend_to_trials();
         self.flush_closing();
         self.resume_waiting();
+        self.keep_alive(now);
         let mut machine = self.machine.borrow_mut();
         if machine.next_timer().is_some_and(|time| time <= now) {
             machine.tick(now);
@@ -225,7 +239,6 @@ impl Shared {
             self.failed.set(Some((since, quiet)));
             if quiet > QUIET || since.elapsed() > LAST_WORDS {
                 self.failed.set(None);
-        self.keep_alive(now);
                 self.fail_links();
             }
             self.busy.set(true);
@@ -315,8 +328,10 @@ impl Shared {
         inner.state.set(state);
         self.endings.set(self.endings.get() + 1);
         if let State::Failed(cause) = state {
-            let peer = inner.peer;
-            let trouble = self.peers.borrow().get(&peer).and_then(|peer| peer.trouble.clone());
+            let peer = inner.name();
+            let known = self.peers.borrow();
+            let trouble = known.get(&inner.peer).and_then(|peer| peer.trouble.clone());
+            drop(known);
             let error = match (cause, trouble) {
                 (Cause::Deadline(_), Some(trouble)) => LinkError::Connect {
                     peer,
@@ -366,6 +381,20 @@ impl Shared {
         }
     }
 
+    /// Checks the devices of the peers of connected links, if it is time. A link that is being
+    /// connected has a deadline instead: the peer's device may not know its endpoint yet.
+    fn keep_alive(&self, now: Duration) {
+        let Some((interval, next)) = &self.keepalive else { return };
+        if now < next.get() {
+            return;
+        }
+        next.set(now.saturating_add(*interval));
+        let links: Vec<_> = self.links.borrow().values().cloned().collect();
+        for inner in links.iter().filter(|inner| inner.state.get() == State::Connected) {
+            inner.check_devices();
+        }
+    }
+
     /// Fails the links of lanes that failed.
     fn fail_links(&self) {
         let links: Vec<_> = self.links.borrow().values().cloned().collect();
@@ -381,20 +410,6 @@ impl Shared {
                 peer.control = None;
                 peer.trouble = Some(error.to_string());
             }
-    /// Checks the devices of the peers of connected links, if it is time. A link that is being
-    /// connected has a deadline instead: the peer's device may not know its endpoint yet.
-    fn keep_alive(&self, now: Duration) {
-        let Some((interval, next)) = &self.keepalive else { return };
-        if now < next.get() {
-            return;
-        }
-        next.set(now.saturating_add(*interval));
-        let links: Vec<_> = self.links.borrow().values().cloned().collect();
-        for inner in links.iter().filter(|inner| inner.state.get() == State::Connected) {
-            inner.check_devices();
-        }
-    }
-
         }
         self.replies.borrow_mut().retain(|reply| reply.endpoint.error().is_none());
     }

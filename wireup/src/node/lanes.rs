@@ -406,7 +406,7 @@ impl Shared {
     }
 
     fn give_up(&self, inner: &Inner, reason: String) {
-        inner.error.replace(Some(LinkError::Connect { peer: inner.peer, reason }));
+        inner.error.replace(Some(LinkError::Connect { peer: inner.name(), reason }));
         let _ = self.machine.borrow_mut().fail(inner.id, Reason::Unreachable);
     }
 

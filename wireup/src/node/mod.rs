@@ -61,8 +61,8 @@ const ROUND: u32 = 256;
 /// The same while links are being connected or closed.
 const SHORT_ROUND: u32 = 16;
 
-/// Why a node could not be opened.
-#[derive(Debug, Error)]
+/// Why a node could not be opened. `Debug` writes the text, too, as that of [`ConnectError`].
+#[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// No interface could be opened.
@@ -112,6 +112,12 @@ pub enum ConnectError {
     Gone,
 }
 
+impl fmt::Debug for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Debug for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -144,6 +150,8 @@ pub(crate) struct Shared {
     links: RefCell<HashMap<LinkId, Rc<Inner>>>,
     making: RefCell<HashMap<LinkId, lanes::Making>>,
     peers: RefCell<HashMap<Uuid, Peer>>,
+    /// The nodes that are ranks of this node's job.
+    ranks: RefCell<HashMap<Uuid, u32>>,
     blocked: RefCell<Blocked>,
     streams: RefCell<Option<Streams>>,
     secret: RefCell<Secret>,
@@ -169,6 +177,8 @@ pub(crate) struct Shared {
     requests: Cell<usize>,
     /// Links that have ended.
     endings: Cell<u64>,
+    /// The interval of [`Rules::keepalive`] and when it ends next, if some interface needs it.
+    keepalive: Option<(Duration, Cell<Duration>)>,
     /// The handlers of messages, with what waits for them.
     relays: RefCell<HashMap<u8, Rc<dyn handler::Waiting>>>,
     on_peer: RefCell<Option<OnPeer>>,
@@ -177,8 +187,6 @@ pub(crate) struct Shared {
     /// Calls of servers that did not decide yet.
     dials: RefCell<Vec<(Name, Rc<RefCell<Dialing>>)>>,
 }
-    /// The interval of [`Rules::keepalive`] and when it ends next, if some interface needs it.
-    keepalive: Option<(Duration, Cell<Duration>)>,
 
 /// The interfaces of a process, and its links to other nodes.
 ///
@@ -256,6 +264,9 @@ impl Node {
         let lengths =
             interfaces.iter().map(|one| one.entry.summary.max_message).filter(|length| *length > 0);
         config.segment = lengths.min().unwrap_or(SEGMENT).min(SEGMENT);
+        let keepalive = rules.keepalive.map(|interval| interval.max(SHORTEST_KEEPALIVE));
+        let keepalive = keepalive
+            .filter(|_| interfaces.iter().any(|one| responds_by_device(one.domain.transport())));
         let shared = Rc::new(Shared {
             uuid,
             start: Instant::now(),
@@ -264,13 +275,11 @@ impl Node {
             entries: address.entries().collect(),
             address,
             absent,
-        let keepalive = rules.keepalive.map(|interval| interval.max(SHORTEST_KEEPALIVE));
-        let keepalive = keepalive
-            .filter(|_| interfaces.iter().any(|one| responds_by_device(one.domain.transport())));
             machine: RefCell::new(Links::new(config)),
             links: RefCell::default(),
             making: RefCell::default(),
             peers: RefCell::default(),
+            ranks: RefCell::default(),
             blocked: RefCell::new(Blocked::new(rules.deadline)),
             streams: RefCell::new(streams),
             secret: RefCell::new(Secret::random()),
@@ -285,6 +294,7 @@ impl Node {
             busy: Cell::new(false),
             requests: Cell::new(0),
             endings: Cell::new(0),
+            keepalive: keepalive.map(|interval| (interval, Cell::new(interval))),
             relays: RefCell::default(),
             on_peer: RefCell::default(),
             announced: RefCell::default(),
@@ -294,7 +304,6 @@ impl Node {
         Ok(Self { worker, shared, events: None, rest: 0 })
     }
 
-            keepalive: keepalive.map(|interval| (interval, Cell::new(interval))),
     /// The bytes by which other nodes connect to this one.
     pub fn address(&self) -> WorkerAddress {
         self.shared.address.clone()
@@ -363,6 +372,12 @@ impl Node {
                 shared.machine.try_borrow().is_ok_and(|machine| machine.has_name(name))
             })
         })
+    }
+
+    /// Has errors name the ranks of nodes.
+    #[cfg(feature = "bootstrap")]
+    pub(crate) fn set_ranks(&self, ranks: HashMap<Uuid, u32>) {
+        self.shared.set_ranks(ranks);
     }
 
     /// The number of links that have ended.

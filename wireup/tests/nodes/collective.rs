@@ -1,5 +1,7 @@
 //! Operations in which all ranks take part. The ranks are threads of this process.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -7,7 +9,7 @@ use barewire_wireup::collective::{CollectiveError, Collectives};
 use barewire_wireup::tag::{FULL_MASK, Limits, Mode, Tags};
 use barewire_wireup::{Node, Peers};
 
-use crate::support::{DEADLINE, jobs};
+use crate::support::{DEADLINE, jobs, jobs_that_end};
 
 /// Calls `run` on each of so many ranks, which are threads, and returns the results.
 fn ranks<R: Send>(
@@ -129,4 +131,58 @@ fn what_ranks_do_differently_is_an_error() {
     assert_eq!(errors[0].0, format!("rank 1 has passed 8 bytes and this rank 4: {text}"));
     assert_eq!(errors[1].0, format!("rank 0 has passed 4 bytes and this rank 8: {text}"));
     assert_eq!(errors[0].1.as_deref(), Some("rank 1 has not taken part within 0.1 s"));
+}
+
+/// Each survivor ends at its first error, so that most ranks see a neighbour end that did so because
+/// of the first.
+#[test]
+fn all_ranks_name_the_one_that_ended_first() {
+    for (size, first) in [(2, 1), (4, 2), (7, 0), (8, 5)] {
+        let passed = AtomicU32::new(0);
+        let errors = jobs_that_end(size, &["shm"], |node, _, peers| {
+            let tags = Tags::over(node, Limits::default()).unwrap();
+            let mut all = Collectives::new(peers, &tags, 7).timeout(DEADLINE);
+            all.barrier(node).unwrap();
+            passed.fetch_add(1, Ordering::SeqCst);
+            assert!(node.until(DEADLINE, || passed.load(Ordering::SeqCst) == size));
+            if peers.rank() == first {
+                return None;
+            }
+            loop {
+                if let Err(error) = all.barrier(node) {
+                    return Some(error);
+                }
+            }
+        });
+        for (rank, error) in (0..).zip(errors).filter(|(rank, _)| *rank != first) {
+            let named = match error.unwrap() {
+                CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => rank,
+                other => panic!("rank {rank} of {size}: {other}"),
+            };
+            assert_eq!(named, first, "rank {rank} of {size}");
+        }
+    }
+}
+
+#[test]
+fn errors_of_links_name_the_rank() {
+    let errors = jobs_that_end(2, &["shm"], |node, _, peers| {
+        let waited = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&waited);
+        node.set_handler(1, move |_| seen.set(true)).unwrap();
+        let link = peers.connect(node, 1 - peers.rank(), DEADLINE).unwrap();
+        assert_eq!(peers.rank_of(link.peer()), Some(1 - peers.rank()));
+        assert_eq!(peers.rank_of(node.uuid()), Some(peers.rank()));
+        let late = link.until(node, Duration::from_millis(1), || false).unwrap_err().to_string();
+        assert!(late.contains("no failure of the peer was noticed"), "{late}");
+        // Both have waited for nothing before one ends.
+        node.post(|| link.am_short(1, 0, &[])).unwrap();
+        assert!(node.until(DEADLINE, || waited.get()));
+        let failed = || link.until(node, DEADLINE, || false).unwrap_err().to_string();
+        [late].into_iter().chain((peers.rank() == 0).then(failed)).collect::<Vec<_>>()
+    });
+    for error in errors[0].iter().chain(&errors[1]) {
+        assert!(error.starts_with("link to rank "), "{error}");
+    }
+    assert!(errors[0][1].starts_with("link to rank 1 (node "), "{errors:?}");
 }

@@ -104,8 +104,22 @@ pub(crate) fn alone(test: &str, run: impl FnOnce()) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Calls `run` on each of so many ranks, which are threads, and returns the results.
+/// Calls `run` on each of so many ranks, which are threads, and returns the results. The ranks end
+/// together.
 pub(crate) fn jobs<R: Send>(
+    size: u32,
+    names: &[&str],
+    run: impl Fn(&mut Node, &mut Directory, &Peers) -> R + Sync,
+) -> Vec<R> {
+    jobs_that_end(size, names, |node, job, peers| {
+        let result = run(node, job, peers);
+        peers.fence(node, job, DEADLINE).unwrap();
+        result
+    })
+}
+
+/// As [`jobs`], with ranks that end when `run` returns.
+pub(crate) fn jobs_that_end<R: Send>(
     size: u32,
     names: &[&str],
     run: impl Fn(&mut Node, &mut Directory, &Peers) -> R + Sync,
@@ -118,9 +132,7 @@ pub(crate) fn jobs<R: Send>(
         let mut job = Directory::open(&folder, rank, size).unwrap();
         let mut node = Node::open(&rules(names)).unwrap();
         let peers = Peers::exchange(&mut node, &mut job, DEADLINE).unwrap();
-        let result = run(&mut node, &mut job, &peers);
-        peers.fence(&mut node, &mut job, DEADLINE).unwrap();
-        result
+        run(&mut node, &mut job, &peers)
     };
     let rank = &rank;
     let results = thread::scope(|scope| {

@@ -1,0 +1,91 @@
+//! What ranks tell each other about an operation that has failed, so that all name the same rank: a
+//! message with the number of that rank, 4 bytes, least significant byte first.
+
+use std::time::{Duration, Instant};
+
+use barewire::{FlushMode, PostError, Posted};
+
+use super::{CollectiveError, Collectives, MASK, NOTICE};
+use crate::link::Link;
+use crate::node::{Idle, Node};
+use crate::tag::{Buffer, Mode, Request, TagError};
+
+/// How long a rank tries to tell others.
+const NOTIFY: Duration = Duration::from_millis(200);
+
+impl Collectives<'_> {
+    /// After an error, finds out which rank has failed first, and tells the ranks with links to this
+    /// one.
+    pub(super) fn conclude(
+        &self,
+        node: &mut Node,
+        result: Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        use CollectiveError::{Ended, Message, TimedOut};
+        let Err(mut error) = result else { return Ok(()) };
+        if matches!(error, CollectiveError::Link { .. } | Message { .. } | TimedOut { .. })
+            && let Some(notice) = self.notice()
+        {
+            // What a rank said before it ended has arrived before the end of its link was noticed.
+            error = notice;
+        } else if let Message { rank: by, source: TagError::Closed } = error
+            && let Some(rank) = self.peers.failed()
+        {
+            // A rank that closes its link may do so because of another, whose link has failed.
+            error = Ended { rank, by };
+        }
+        if let CollectiveError::Link { rank, .. }
+        | Message { rank, .. }
+        | TimedOut { rank, .. }
+        | Ended { rank, .. } = error
+        {
+            self.notify(node, rank);
+        }
+        Err(error)
+    }
+
+    /// Tells the ranks with links to this one that a rank has failed.
+    fn notify(&self, node: &mut Node, failed: u32) {
+        let tag = self.tag(NOTICE, self.peers.rank());
+        let links = self.peers.tag_links().into_iter().filter(|(rank, link)| {
+            *rank != failed && *rank != self.peers.rank() && self.tags.failure(link).is_none()
+        });
+        let sent: Vec<_> = links
+            .filter_map(|(rank, link)| {
+                let request = self.tags.send(&link, tag, &failed.to_le_bytes(), Mode::Auto);
+                Some((request, self.peers.link(node, rank).ok()?))
+            })
+            .collect();
+        let has_left = |(request, link): &(Request, Link)| {
+            let flush = || link.flush(FlushMode::Remote, None);
+            request.poll().is_some_and(|sent| {
+                sent.is_err()
+                    || !matches!(flush(), Ok(Posted::InProgress) | Err(PostError::NoResource))
+            })
+        };
+        let (start, mut idle) = (Instant::now(), Idle::default());
+        while start.elapsed() < NOTIFY && !sent.iter().all(has_left) {
+            if self.tags.progress(node) == 0 {
+                node.progress_or_rest(&mut idle);
+            }
+        }
+    }
+
+    /// Takes what another rank says about the end of the operation.
+    pub(super) fn notice(&self) -> Option<CollectiveError> {
+        loop {
+            let found = self.tags.probe(self.tag(NOTICE, 0), !MASK)?;
+            let from = found.envelope().link;
+            let by = self.peers.tag_links().into_iter().find(|(_, link)| link.key() == from);
+            let buffer = Buffer::new(size_of::<u32>()).ok()?;
+            // It is as short as a message that has arrived whole, or is none.
+            let received = found.receive(&buffer).poll();
+            let rank = buffer.to_vec().try_into().map(u32::from_le_bytes);
+            if let (Some((by, _)), Some(Ok(_)), Ok(rank)) = (by, received, rank)
+                && rank < self.peers.size()
+            {
+                return Some(CollectiveError::Ended { rank, by });
+            }
+        }
+    }
+}
