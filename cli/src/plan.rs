@@ -36,6 +36,9 @@ fn between(
     if as_json {
         out.line(format!("{:#}", plan_json(&plan)))?;
     } else {
+        if own.uuid() == peer.uuid() {
+            out.line("A and B are the same address: this is the plan of a node with itself")?;
+        }
         out.line(plan.to_string().trim_end())?;
     }
     let lacking = plan.lacking();
@@ -75,8 +78,11 @@ fn plan_json(plan: &Plan) -> Value {
 /// Prints the address of a node on this machine, and what is not in it. The address is of this run,
 /// so that peers cannot connect to it, but its interfaces are those that a program gets.
 fn own(args: &PlanArgs, out: &mut Output) -> Result<(), Error> {
-    let node = Node::open(&Rules::default().only(args.devices.iter().cloned()))
-        .map_err(|error| local("node", &error))?;
+    let mut rules = Rules::from_env().map_err(|error| Error::Usage(error.to_string()))?;
+    if !args.devices.is_empty() {
+        rules = rules.only(args.devices.iter().cloned());
+    }
+    let node = Node::open(&rules).map_err(|error| local("node", &error))?;
     let address = node.address();
     out.line(&address)?;
     out.line("")?;

@@ -194,7 +194,10 @@ pub(crate) struct HelloArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "The ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and \
-    share a key in BAREWIRE_KEY: see the crate barewire-bootstrap.\n\n\
+    share a key in BAREWIRE_KEY: see the crate barewire-bootstrap. LOCAL_RANK and LOCAL_WORLD_SIZE \
+    are the rank among those of this host, and their number.\n\n\
+    The exit code is that of the first rank that failed, or 128 and the number of the signal that \
+    ended it.\n\n\
     Examples:\n  barewire run -n 4 --label -- sh -c 'echo I am $RANK of $WORLD_SIZE'"
 )]
 pub(crate) struct RunArgs {
@@ -227,6 +230,7 @@ pub(crate) struct KeyArgs {
     after_help = "Without addresses, the first line is the address of a node on this machine. Two \
     such lines, of any machines, are planned without a connection.\n\n\
     Examples:\n  barewire plan\n  \
+    barewire plan $(barewire plan | head -1) $(barewire plan | head -1)   # two processes here\n  \
     barewire plan $(ssh a barewire plan | head -1) $(ssh b barewire plan | head -1)"
 )]
 pub(crate) struct PlanArgs {

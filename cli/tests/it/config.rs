@@ -76,3 +76,37 @@ fn an_unknown_variable_is_warned_of() {
     let warning = "barewire: warning: BAREWIRE_SENDRING is not a variable of barewire: did you mean BAREWIRE_SEND_RING?\n";
     assert_eq!(ended.stderr, warning);
 }
+
+/// The table of message sizes in the guide.
+#[test]
+fn the_guide_has_the_message_sizes_of_each_transport() {
+    let guide = include_str!("../../../docs/guide/transports.md");
+    let (_, table) = guide.split_once("| transport | `am_short` |").unwrap();
+    let rows: Vec<&str> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert_eq!(rows.len(), 7, "{rows:?}");
+    let json: serde_json::Value = serde_json::from_str(&run(&["info", "--json"]).stdout).unwrap();
+    let list = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
+    let devices = list(&json["components"]).into_iter().flat_map(|one| list(&one["devices"]));
+    // Which every machine has.
+    let devices = devices
+        .filter(|device| ["memory", "lo", "soft0:1"].iter().any(|name| device["name"] == *name));
+    let transports: Vec<_> = devices.flat_map(|device| list(&device["transports"])).collect();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let named =
+            |transport: &&serde_json::Value| transport["name"] == *cells[0].trim_matches('`');
+        let transport = transports.iter().find(named).unwrap_or_else(|| panic!("{row}"));
+        let size = |value: &serde_json::Value| match value.as_u64() {
+            None => "any".to_owned(),
+            Some(0) => "-".to_owned(),
+            Some(size) => size.to_string(),
+        };
+        let message = &transport["active_message"];
+        let sizes = [
+            size(&message["max_short_bytes"]),
+            size(&message["max_bcopy_bytes"]),
+            size(&transport["put"]["max_short_bytes"]),
+        ];
+        assert_eq!(cells[1..], sizes, "{row}");
+    }
+}

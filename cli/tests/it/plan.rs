@@ -69,3 +69,10 @@ fn what_is_no_address_and_what_has_no_lane_is_an_error() {
     assert_eq!(none.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&none.stderr).contains("no lane for messages"));
 }
+
+#[test]
+fn one_address_twice_is_said_to_be_one_node() {
+    let address = address(&["self", "shm"]);
+    let printed = text(&plan(&[&address, &address]));
+    assert!(printed.starts_with("A and B are the same address"), "{printed}");
+}

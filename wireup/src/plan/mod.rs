@@ -154,7 +154,10 @@ impl fmt::Display for Reason {
             ),
             Self::Lacks { abilities, there: false } => write!(f, "this side lacks {abilities}"),
             Self::Lacks { abilities, there: true } => write!(f, "the peer lacks {abilities}"),
-            Self::NoControl => f.write_str("no pair can carry the exchange of endpoint addresses"),
+            Self::NoControl => f.write_str(
+                "no pair can carry the exchange of endpoint addresses: if transports are named, add \
+                 shm, tcp, ud_mlx5, ud_verbs or dc_mlx5, or name the device alone (such as soft0:1)",
+            ),
             Self::Outscored(by) => write!(f, "{} costs less", lane(by)),
             Self::OnMessages(pair) => write!(f, "messages lane {} carries it", lane(pair)),
             Self::OtherClass(pair) => write!(f, "another transport than rail {}", lane(pair)),
@@ -214,7 +217,8 @@ pub struct Lane {
     pub overhead_ns: f64,
     /// Bytes per second.
     pub bandwidth: f64,
-    /// Longest buffered message that both sides take.
+    /// Longest buffered message that both sides take, as their addresses say: rounded down to a
+    /// multiple of 64 bytes.
     pub max_message: usize,
 }
 
