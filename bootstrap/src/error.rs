@@ -1,5 +1,6 @@
 //! What can fail.
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -97,8 +98,9 @@ pub enum Error {
     },
 }
 
-/// Why [`detect`](crate::detect) found no way to the other ranks.
-#[derive(Debug, Error)]
+/// Why [`detect`](crate::detect) found no way to the other ranks. `Debug` writes the text, too: it is
+/// what a program prints that returns the error from `main`.
+#[derive(Error)]
 #[non_exhaustive]
 pub enum DetectError {
     /// A variable of the environment has a value that is not usable.
@@ -129,6 +131,12 @@ pub enum DetectError {
         /// What failed.
         source: Error,
     },
+}
+
+impl fmt::Debug for DetectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A variable that a runtime needs.
