@@ -14,7 +14,7 @@ const LENGTH: u64 = 10_000;
 
 fn main() -> Result<(), Report> {
     let mut job = barewire_bootstrap::detect()?;
-    let mut node = Node::open(&Rules::default())?;
+    let mut node = Node::open(&Rules::from_env()?)?;
     let tags = Tags::over(&mut node, Limits::default())?;
     let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;
     let (rank, size) = (peers.rank(), peers.size());

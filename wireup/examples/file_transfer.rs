@@ -27,7 +27,7 @@ fn main() -> Result<(), Report> {
     if job.size() != 2 {
         return Err(Report::new("start two ranks"));
     }
-    let mut node = Node::open(&Rules::default())?;
+    let mut node = Node::open(&Rules::from_env()?)?;
     if job.rank() == 0 {
         // ANCHOR: send
         let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;

@@ -3,8 +3,9 @@
 //!
 //! `barewire run -n 4 -- target/debug/examples/halo_exchange`, or by `mpirun -n 4`, `srun -n 4`
 
+use barewire::Report;
 use barewire_wireup::{Neighbour, Node, Peers, Rules, Window};
-use std::{error::Error, sync::atomic::Ordering::Acquire, time::Duration};
+use std::{sync::atomic::Ordering::Acquire, time::Duration};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 const ROWS: usize = 16;
@@ -16,7 +17,7 @@ const STEPS: u64 = 200;
 const SENT: usize = 2 * ROW;
 const FLAGS: usize = 4 * ROW;
 
-fn send(node: &mut Node, to: &Window, step: u64, row: &[f64]) -> Result<(), Box<dyn Error>> {
+fn send(node: &mut Node, to: &Window, step: u64, row: &[f64]) -> Result<(), Report> {
     let half = step as usize % 2;
     let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
     to.memory.write(SENT + half * ROW, &bytes)?;
@@ -27,7 +28,7 @@ fn send(node: &mut Node, to: &Window, step: u64, row: &[f64]) -> Result<(), Box<
     Ok(node.post(|| to.endpoint.put_short(&step.to_ne_bytes(), flag, key))?)
 }
 
-fn receive(node: &mut Node, from: &Window, step: u64) -> Result<Vec<f64>, Box<dyn Error>> {
+fn receive(node: &mut Node, from: &Window, step: u64) -> Result<Vec<f64>, Report> {
     let (half, mut bytes) = (step as usize % 2, vec![0; ROW]);
     let flag = from.memory.word(FLAGS + 8 * half)?;
     from.link.until(node, TIMEOUT, || flag.load(Acquire) == step)?;
@@ -46,9 +47,9 @@ fn step(rows: &[Vec<f64>], above: &[f64], below: &[f64]) -> Vec<Vec<f64>> {
     (0..rows.len()).map(row).collect()
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let mut job = barewire_bootstrap::detect()?;
-    let mut node = Node::open(&Rules::default())?;
+    let mut node = Node::open(&Rules::from_env()?)?;
     let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;
     let (rank, size) = (peers.rank(), peers.size());
     let neighbours = [

@@ -1,15 +1,16 @@
 //! Step 1 of the tutorial: rank 0 sends a message to every other rank.
 
+use barewire::Report;
 use barewire_wireup::{Node, Peers, Rules};
-use std::{cell::Cell, error::Error, rc::Rc, time::Duration};
+use std::{cell::Cell, rc::Rc, time::Duration};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 const GREETING: u8 = 0;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     // ANCHOR: open
     let mut job = barewire_bootstrap::detect()?;
-    let mut node = Node::open(&Rules::default())?;
+    let mut node = Node::open(&Rules::from_env()?)?;
     // ANCHOR_END: open
 
     // ANCHOR: receive
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             node.post(|| link.am_short(GREETING, 0, b"hello"))?;
         }
     } else if !node.until(TIMEOUT, || received.get()) {
-        return Err("rank 0 says nothing".into());
+        return Err(Report::new("rank 0 says nothing"));
     }
     peers.fence(&mut node, &mut *job, TIMEOUT)?;
     // ANCHOR_END: send

@@ -1,16 +1,17 @@
 //! Step 2 of the tutorial: rank 0 writes an entry into the memory of every other rank.
 
+use barewire::Report;
 use barewire_wireup::{Neighbour, Node, Peers, Rules};
-use std::{error::Error, sync::atomic::Ordering::Acquire, time::Duration};
+use std::{sync::atomic::Ordering::Acquire, time::Duration};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// The first word is the number of bytes behind it.
 const DATA: usize = 8;
 const LENGTH: usize = 4096;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let mut job = barewire_bootstrap::detect()?;
-    let mut node = Node::open(&Rules::default())?;
+    let mut node = Node::open(&Rules::from_env()?)?;
     let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;
 
     // ANCHOR: windows
@@ -41,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let memory = &windows[0].memory;
         let length = memory.word(0)?;
         if !node.until(TIMEOUT, || length.load(Acquire) > 0) {
-            return Err("no entry arrived".into());
+            return Err(Report::new("no entry arrived"));
         }
         let mut entry = vec![0; length.load(Acquire) as usize];
         memory.read(DATA, &mut entry)?;

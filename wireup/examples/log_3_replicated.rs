@@ -1,8 +1,8 @@
 //! Step 3 of the tutorial: a log in the memory of every other rank, which survives the loss of one.
 
-use barewire::FlushMode;
+use barewire::{FlushMode, Report};
 use barewire_wireup::{Neighbour, Node, Peers, Rules, Window};
-use std::{error::Error, sync::atomic::Ordering::Acquire, time::Duration};
+use std::{sync::atomic::Ordering::Acquire, time::Duration};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// The first word is the end of the log, as a number of bytes behind it. An entry is a length in a
@@ -18,13 +18,13 @@ struct Log {
 
 impl Log {
     /// Appends an entry, and returns how many replicas have it.
-    fn append(&mut self, node: &mut Node, entry: &[u8]) -> Result<usize, Box<dyn Error>> {
+    fn append(&mut self, node: &mut Node, entry: &[u8]) -> Result<usize, Report> {
         let mut bytes = (entry.len() as u64).to_ne_bytes().to_vec();
         bytes.extend(entry);
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let end = self.end + bytes.len();
         if DATA + end > LENGTH {
-            return Err("the log is full".into());
+            return Err(Report::new("the log is full"));
         }
         // All replicas are written before one is waited for.
         self.replicas.retain(|replica| write(node, replica, self.end, &bytes).is_ok());
@@ -36,7 +36,7 @@ impl Log {
     }
 }
 
-fn write(node: &mut Node, to: &Window, at: usize, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
+fn write(node: &mut Node, to: &Window, at: usize, bytes: &[u8]) -> Result<(), Report> {
     let (endpoint, key) = (&to.endpoint, to.remote.key());
     let data = to.remote.at(DATA + at, bytes.len())?;
     let copy = |target: &mut [u8]| {
@@ -52,10 +52,10 @@ fn write(node: &mut Node, to: &Window, at: usize, bytes: &[u8]) -> Result<(), Bo
 
 // ANCHOR: follow
 /// Reads the entry at `at`. Returns it and the place of the next one.
-fn next(node: &mut Node, own: &Window, at: usize) -> Result<(Vec<u8>, usize), Box<dyn Error>> {
+fn next(node: &mut Node, own: &Window, at: usize) -> Result<(Vec<u8>, usize), Report> {
     let end = own.memory.word(0)?;
     if !node.until(TIMEOUT, || end.load(Acquire) as usize > at) {
-        return Err("no entry arrived".into());
+        return Err(Report::new("no entry arrived"));
     }
     let mut entry = vec![0; own.memory.load_u64(DATA + at)? as usize];
     own.memory.read(DATA + at + 8, &mut entry)?;
@@ -64,9 +64,9 @@ fn next(node: &mut Node, own: &Window, at: usize) -> Result<(Vec<u8>, usize), Bo
 }
 // ANCHOR_END: follow
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let mut job = barewire_bootstrap::detect()?;
-    let mut node = Node::open(&Rules::default())?;
+    let mut node = Node::open(&Rules::from_env()?)?;
     let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;
     let (rank, size) = (peers.rank(), peers.size());
     let names: Vec<String> = (0..size).map(|rank| format!("replica-{rank}")).collect();
@@ -88,7 +88,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             let copies = log.append(&mut node, format!("entry {number}").as_bytes())?;
             if copies < majority {
-                return Err(format!("entry {number}: only {copies} replicas are left").into());
+                return Err(Report::new(format!(
+                    "entry {number}: only {copies} replicas are left"
+                )));
             }
         }
         let copies = log.append(&mut node, b"")?;

@@ -3,10 +3,10 @@
 //!
 //! `barewire run -n 1000 -- target/debug/examples/neighbours`, or under `mpirun -n 64` or `srun`
 
+use barewire::Report;
 use barewire_wireup::{CloseMode, Link, Node, Peers, Rules, State};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::error::Error;
 use std::fs;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ const DISTANCES: [u32; 4] = [1, 2, 7, 31];
 /// The handler of messages.
 const GREETING: u8 = 0;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let begun = Instant::now();
     let mut job = barewire_bootstrap::detect()?;
     let joined = begun.elapsed();
-    let mut node = Node::open(&Rules::default().deadline(TIMEOUT))?;
+    let mut node = Node::open(&Rules::from_env()?.deadline(TIMEOUT))?;
     let received = Rc::new(Cell::new(0));
     let count = Rc::clone(&received);
     node.set_handler(GREETING, move |_| count.set(count.get() + 1))?;
@@ -38,13 +38,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let all = |state| links.iter().all(|link| link.state() == state);
     if !node.until(TIMEOUT, || all(State::Connected)) {
         let late = links.iter().find(|link| link.state() != State::Connected);
-        return Err(format!("not connected: {late:?}").into());
+        return Err(Report::new(format!("not connected: {late:?}")));
     }
     for link in &links {
         node.post(|| link.am_short(GREETING, u64::from(rank), &[]))?;
     }
     if !node.until(TIMEOUT, || received.get() == links.len()) {
-        return Err(format!("{} of {} neighbours sent", received.get(), links.len()).into());
+        return Err(Report::new(format!("{} of {} neighbours sent", received.get(), links.len())));
     }
     let connected = begun.elapsed();
 

@@ -19,10 +19,28 @@ const CLIENTS: usize = 4;
 const WELCOME: u8 = 0;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
+/// Bytes of the longest text: `am_bcopy` takes them over every transport, and `am_short` takes 176.
+const LONGEST: usize = 4000;
 
 fn ended(link: &Link) -> bool {
     matches!(link.state(), State::Closed(_) | State::Failed(_))
 }
+
+// ANCHOR: send
+/// Sends a number and a text, which `Message::split_short` separates.
+fn send(node: &mut Node, link: &Link, id: u8, number: u64, text: &[u8]) -> Result<(), Report> {
+    if text.len() > LONGEST {
+        return Err(Report::new(format!("{} bytes are over the limit of {LONGEST}", text.len())));
+    }
+    let message = [&number.to_le_bytes()[..], text].concat();
+    let fill = |buffer: &mut [u8]| {
+        buffer[..message.len()].copy_from_slice(&message);
+        message.len()
+    };
+    node.post(|| link.am_bcopy(id, fill))?;
+    Ok(())
+}
+// ANCHOR_END: send
 
 // ANCHOR: server
 fn serve(key: Key, address: &mpsc::Sender<SocketAddr>) -> Result<(), Report> {
@@ -42,18 +60,25 @@ fn serve(key: Key, address: &mpsc::Sender<SocketAddr>) -> Result<(), Report> {
             println!("{} connects", String::from_utf8_lossy(client.data()));
             let link = client.accept(Options::default())?;
             let number = clients.len() as u64;
-            // A post to a client that has died meanwhile is refused, and its link has failed.
-            let _ = node.post(|| link.am_short(WELCOME, number, &[]));
-            clients.push(link);
+            clients.push(link.clone());
+            reply(&mut node, &link, WELCOME, number, &[]);
         }
         let all: Vec<_> = requests.borrow_mut().drain(..).collect();
         for (client, text) in all {
             let Some(link) = clients.get(client as usize) else { continue };
-            let _ = node.post(|| link.am_short(RESPONSE, 0, &text.to_ascii_uppercase()));
+            reply(&mut node, link, RESPONSE, client, &text.to_ascii_uppercase());
         }
         node.wait(Some(TICK))?;
     }
     Ok(())
+}
+
+/// Sends to a client, or ends its link: the client may have died, or have sent too long a request.
+fn reply(node: &mut Node, client: &Link, id: u8, number: u64, text: &[u8]) {
+    if let Err(error) = send(node, client, id, number, text) {
+        eprintln!("a client is left: {error}");
+        client.close(CloseMode::Cancel);
+    }
 }
 // ANCHOR_END: server
 
@@ -94,7 +119,7 @@ fn ask(key: Key, server: SocketAddr, name: &str) -> Result<(), Report> {
     sleep_until(&mut node, &link, || number.get().is_some())?;
     for request in ["hello", "goodbye"] {
         let header = number.get().unwrap_or_default();
-        node.post(|| link.am_short(REQUEST, header, request.as_bytes()))?;
+        send(&mut node, &link, REQUEST, header, request.as_bytes())?;
         sleep_until(&mut node, &link, || response.borrow().is_some())?;
         let response: Option<String> = response.take();
         println!("{name}: {request} -> {}", response.unwrap_or_default());

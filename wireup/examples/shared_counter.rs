@@ -1,7 +1,7 @@
 //! A number in the memory of rank 0 that all ranks increment.
 //!
-//! `barewire run -n 4 -- target/debug/examples/shared_counter`, or with another transport as its
-//! argument, such as `tcp` or `rc_mlx5`
+//! `barewire run -n 4 -- target/debug/examples/shared_counter`, or with another transport or device as
+//! its argument, such as `tcp`, or the software HCA `soft0:1`
 
 use barewire::Report;
 use barewire_wireup::{Node, Peers, Rules};
@@ -14,7 +14,7 @@ fn main() -> Result<(), Report> {
     // One transport for all: operations of one are not atomic to those of another.
     let transport = std::env::args().nth(1).unwrap_or_else(|| "shm".to_owned());
     let mut job = barewire_bootstrap::detect()?;
-    let mut node = Node::open(&Rules::default().only([transport]))?;
+    let mut node = Node::open(&Rules::from_env()?.only([transport]))?;
     let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;
     // ANCHOR: counter
     let length = if peers.rank() == 0 { 8 } else { 0 };

@@ -117,6 +117,28 @@ fn allreduce() {
     check("allreduce", "the sums of 10000 elements are right");
 }
 
+/// Of which `main` prints the text.
+#[test]
+fn settings_of_the_environment_count_and_mistakes_are_reported() {
+    let allreduce = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(example("allreduce"));
+        let Output { status, stderr, .. } =
+            command.envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap();
+        (status.success(), String::from_utf8(stderr).unwrap())
+    };
+    let (done, printed) = allreduce(&[("BAREWIRE_SENDRING", "64")]);
+    assert!(done && printed.contains("did you mean BAREWIRE_SEND_RING?"), "{printed}");
+    let (done, printed) = allreduce(&[("BAREWIRE_KEEPALIVE", "never")]);
+    let expected = "Error: BAREWIRE_KEEPALIVE='never' is not valid";
+    assert!(!done && printed.starts_with(expected), "{printed}");
+    let (done, printed) = allreduce(&[("BAREWIRE_TRANSPORTS", "tcp/lp")]);
+    let expected = "tcp/lp: no transport and no device of this machine has this name";
+    assert!(!done && printed.contains(expected), "{printed}");
+    let (done, printed) = allreduce(&[("BAREWIRE_TRANSPORTS", "self"), ("WORLD_SIZE", "2")]);
+    let expected = "Error: the bootstrap runtime is tcp, because WORLD_SIZE is set, and RANK, ";
+    assert!(!done && printed.starts_with(expected), "{printed}");
+}
+
 /// More ranks than CPUs.
 #[test]
 fn neighbours() {
