@@ -4,13 +4,13 @@
 use crate::args::InfoArgs;
 use crate::doctor;
 use crate::error::{Error, local};
-use crate::output::{Output, columns, wrapped};
-use crate::transports::is_first_port;
+use crate::output::{Output, columns, entry, wrapped};
+use crate::transports::{is_first_port, unknown};
 use barewire::config::{Setting, VARIABLES};
 use barewire::transport::tcp;
 use barewire::{
     AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits,
-    TagLimits, components,
+    TagLimits, TransportId, components,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -66,25 +66,21 @@ fn selected(args: &InfoArgs) -> Result<Vec<Component>, Error> {
         return Ok(all);
     }
     let transport = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| *wanted == name);
-    let device = |name: &str| {
-        let is = |wanted: &String| wanted == name || is_first_port(name, wanted);
-        args.devices.is_empty() || args.devices.iter().any(is)
-    };
-    let known = |what: fn(&Component) -> Vec<String>| -> String {
-        let mut names: Vec<String> = Vec::new();
-        for name in all.iter().flat_map(what) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        names.join(", ")
-    };
-    let transports = known(|component| {
-        let devices = component.devices.iter().flat_map(|device| &device.transports);
-        devices.map(|transport| transport.transport().to_string()).collect()
-    });
-    let devices =
-        known(|component| component.devices.iter().map(|device| device.name.clone()).collect());
+    let is = |wanted: &str, name: &str| wanted == name || is_first_port(name, wanted);
+    let device =
+        |name: &str| args.devices.is_empty() || args.devices.iter().any(|wanted| is(wanted, name));
+    let transports = TransportId::ALL.iter().map(|id| id.name());
+    if let Some(name) = wanted.iter().find(|name| !transports.clone().any(|known| known == **name))
+    {
+        return Err(unknown("transport", name, transports));
+    }
+    let devices = all.iter().flat_map(|component| &component.devices);
+    let devices = devices.map(|device| device.name.as_str());
+    if let Some(name) =
+        args.devices.iter().find(|name| !devices.clone().any(|known| is(name, known)))
+    {
+        return Err(unknown("device", name, devices));
+    }
     for component in &mut all {
         component.devices.retain(|each| device(&each.name));
         for each in &mut component.devices {
@@ -95,9 +91,7 @@ fn selected(args: &InfoArgs) -> Result<Vec<Component>, Error> {
     }
     all.retain(|component| !component.devices.is_empty() || !component.absent.is_empty());
     if all.is_empty() {
-        return Err(Error::Local(format!(
-            "no such transport on such a device: there are the transports {transports} and the devices {devices}"
-        )));
+        return Err(Error::Local("none of these transports is on any of these devices".to_owned()));
     }
     Ok(all)
 }
@@ -112,7 +106,7 @@ fn explain(out: &mut Output) -> Result<(), Error> {
             out.line(format!("{}: works", transport.device))?;
         }
         for absent in &component.absent {
-            out.line(format!("{}: rejected: {}", absent.what, absent.reason))?;
+            out.line(entry(&format!("{}: rejected: {}", absent.what, absent.reason)))?;
         }
     }
     Ok(())
@@ -242,9 +236,11 @@ fn cells(transport: &str, device: &str, attributes: &Attributes) -> [String; SUM
 }
 
 fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
-    out.line(format!("component {}: {}", component.name, component.description))?;
+    let heading = format!("component {}: {}", component.name, component.description);
+    out.line(wrapped(&heading, 4, columns()))?;
     for device in &component.devices {
-        out.line(format!("  device {}: {}", device.name, device.description))?;
+        let heading = format!("device {}: {}", device.name, device.description);
+        out.line(format!("  {}", wrapped(&heading, 6, columns() - 2)))?;
         for transport in &device.transports {
             out.line(format!("    transport {}", transport.transport()))?;
             for (name, value) in rows(&transport.attributes) {

@@ -1,7 +1,9 @@
 //! Standard output that may be closed, and error lines.
 
-use crate::error::{Error, one_line};
+use crate::error::{Error, local, one_line};
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 
 /// Standard output. If its reader closes it (`barewire info | head -1`), the rest of the output is
 /// discarded and the command continues; the exit code still reports the result.
@@ -43,6 +45,12 @@ pub(crate) fn terminal() -> Option<usize> {
     (size.ws_col > 0).then(|| usize::from(size.ws_col).max(40))
 }
 
+/// Breaks an entry of a list, which scripts read line by line, into lines that fit the terminal. Where
+/// standard output is none, it stays one line.
+pub(crate) fn entry(text: &str) -> String {
+    wrapped(text, 4, terminal().unwrap_or(usize::MAX))
+}
+
 /// Breaks text between words into lines of at most `columns` columns, with `indent` spaces before
 /// all but the first.
 pub(crate) fn wrapped(text: &str, indent: usize, columns: usize) -> String {
@@ -62,6 +70,27 @@ pub(crate) fn wrapped(text: &str, indent: usize, columns: usize) -> String {
         used += length;
     }
     lines
+}
+
+/// Checks that `what`, such as `the plot`, can be written to a file, before a command does what
+/// takes long.
+pub(crate) fn check_file(what: &str, file: &Path) -> Result<(), Error> {
+    let is_new = !file.exists();
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file)
+        .and_then(|_| if is_new { fs::remove_file(file) } else { Ok(()) })
+        .map_err(|error| local(cannot_write(what, file), &error))
+}
+
+/// Writes `what` to a file.
+pub(crate) fn write_file(what: &str, file: &Path, text: &str) -> Result<(), Error> {
+    fs::write(file, text).map_err(|error| local(cannot_write(what, file), &error))
+}
+
+fn cannot_write(what: &str, file: &Path) -> String {
+    format!("cannot write {what} '{}'", file.display())
 }
 
 /// Printed with every table of times.

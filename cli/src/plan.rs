@@ -2,7 +2,7 @@
 
 use crate::args::PlanArgs;
 use crate::error::{Error, local};
-use crate::output::Output;
+use crate::output::{Output, entry};
 use barewire_wireup::address::{Abilities, PMI1_VALUE, WorkerAddress};
 use barewire_wireup::node::{Node, Rules};
 use barewire_wireup::plan::{Costs, Kind, Kinds, Lane, Limits, Line, Needs, Pair, Plan, plan};
@@ -39,7 +39,7 @@ fn between(
         if own.uuid() == peer.uuid() {
             out.line("A and B are the same address: this is the plan of a node with itself")?;
         }
-        out.line(plan.to_string().trim_end())?;
+        plan.to_string().trim_end().lines().try_for_each(|line| out.line(entry(line)))?;
     }
     let lacking = plan.lacking();
     if lacking.is_empty() { Ok(()) } else { Err(Error::Local(format!("no lane for {lacking}"))) }
@@ -100,7 +100,7 @@ fn own(args: &PlanArgs, out: &mut Output) -> Result<(), Error> {
         out.line(format!("longer than {PMI1_VALUE} bytes: it takes several keys under PMI-1"))?;
     }
     for absent in node.absent() {
-        out.line(format!("absent {}: {}", absent.what, absent.reason))?;
+        out.line(entry(&format!("absent {}: {}", absent.what, absent.reason)))?;
     }
     Ok(())
 }

@@ -80,12 +80,10 @@ pub(crate) fn joining() -> Vec<Choice> {
 pub(crate) fn over(device: &str) -> Result<Vec<Choice>, Error> {
     let mut choices = all();
     choices.retain(Choice::joins_processes);
-    let known = list(choices.iter().map(|choice| choice.device.as_str()));
+    let known: Vec<String> = choices.iter().map(|choice| choice.device.clone()).collect();
     choices.retain(|choice| choice.device == device || is_first_port(&choice.device, device));
     if choices.is_empty() {
-        return Err(Error::Local(format!(
-            "no transport joins processes over device '{device}': there are {known}"
-        )));
+        return Err(unknown("device", device, known.iter().map(String::as_str)));
     }
     Ok(choices)
 }
@@ -107,13 +105,14 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
         let absent = components().into_iter().flat_map(|component| component.absent);
         let reason =
             absent.into_iter().find(|absent| absent.what == transport).map(|absent| absent.reason);
-        let known = list(choices.iter().map(|choice| choice.transport.name()));
-        return Err(Error::Local(match reason {
-            Some(reason) => {
-                format!("transport '{transport}' is absent: {reason}; there are {known}")
-            }
-            None => format!("unknown transport '{transport}': there are {known}"),
-        }));
+        let known = choices.iter().map(|choice| choice.transport.name());
+        return Err(match reason {
+            Some(reason) => Error::Local(format!(
+                "transport '{transport}' is absent: {reason}; there are {}",
+                list(known)
+            )),
+            None => unknown("transport", transport, known),
+        });
     }
     let fits = |choice: &&&Choice| device.is_none_or(|device| device == choice.device);
     let of_device =
@@ -121,12 +120,28 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
     let found = of_transport.iter().find(fits).or_else(|| of_transport.iter().find(of_device));
     match found {
         Some(choice) => Ok((*choice).clone()),
-        None => Err(Error::Local(format!(
-            "unknown device '{}' for transport {transport}: there are {}",
+        None => Err(unknown(
+            &format!("device of {transport}"),
             device.unwrap_or_default(),
-            list(of_transport.iter().map(|choice| choice.device.as_str()))
-        ))),
+            of_transport.iter().map(|choice| choice.device.as_str()),
+        )),
     }
+}
+
+/// The error about a name of the command line that is none of `known`. Like clap's, it has a tip if
+/// one of them is similar.
+pub(crate) fn unknown<'a>(
+    what: &str,
+    name: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+) -> Error {
+    /// From where on clap calls names similar.
+    const SIMILAR: f64 = 0.7;
+    let scored = known.clone().map(|known| (strsim::jaro(name, known), known));
+    let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    let tip = best.filter(|(score, _)| *score > SIMILAR);
+    let tip = tip.map_or(String::new(), |(_, known)| format!("; tip: '{known}' is similar"));
+    Error::Usage(format!("unknown {what} '{name}': there are {}{tip}", list(known)))
 }
 
 /// Returns `true` if `port` is the first port of the device with this name: `soft0:1` of `soft0`.
@@ -172,8 +187,15 @@ mod tests {
     fn what_is_not_there_is_named_beside_what_is() {
         let error = find("carrier_pigeon", None).unwrap_err().to_string();
         assert!(error.contains("'carrier_pigeon'") && error.contains("rc_mlx5"), "{error}");
+        assert!(!error.contains("similar"), "{error}");
+        let error = find("shmm", None).unwrap_err();
+        assert!(error.to_string().ends_with("; tip: 'shm' is similar"), "{error}");
+        assert_eq!(error.exit_code(), 2);
         let error = find("rc_mlx5", Some("soft9:9")).unwrap_err().to_string();
-        assert!(error.contains("'soft9:9'") && error.contains("soft0:1"), "{error}");
+        assert!(
+            error.contains("device of rc_mlx5 'soft9:9'") && error.contains("soft0:1"),
+            "{error}"
+        );
         assert_eq!(find("rc_mlx5", None).unwrap().device, "soft0:1");
     }
 

@@ -19,12 +19,7 @@ pub(crate) const PORT: u16 = 13337;
 
 /// Move messages between processes through mlx5 queues
 #[derive(Debug, Parser)]
-#[command(
-    name = "barewire",
-    version,
-    disable_help_subcommand = true,
-    arg_required_else_help = true
-)]
+#[command(name = "barewire", version, arg_required_else_help = true)]
 #[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -115,7 +110,8 @@ Examples:
 pub(crate) struct DemoArgs {
     /// The file to send [default: this program]
     pub(crate) file: Option<PathBuf>,
-    /// Faults of the software wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
+    /// Faults of the software wire: drop, duplicate, reorder and corrupt, and a seed, e.g.
+    /// drop=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC", value_parser = faults)]
     pub(crate) faults: Option<String>,
     /// Use this device only [default: the first device of every transport]
@@ -403,7 +399,8 @@ pub(crate) struct HcaRunArgs {
     /// What the devices require of their driver
     #[command(flatten)]
     pub(crate) required: Required,
-    /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
+    /// Faults of the wire: drop, duplicate, reorder and corrupt, and a seed, e.g.
+    /// drop=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC", value_parser = faults)]
     pub(crate) faults: Option<String>,
     /// The program and its arguments

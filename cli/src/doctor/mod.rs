@@ -12,10 +12,11 @@ use barewire::TransportId;
 use crate::args::{DoctorArgs, DoctorRowArgs, PerfArgs, TestArgs};
 use crate::control::Message;
 use crate::error::{Error, one_line};
-use crate::output::{Output, columns, warning_line, wrapped};
+use crate::output::{Output, check_file, columns, entry, warning_line, wrapped, write_file};
 use crate::peer::Work;
 use crate::perf;
 use crate::remote::{with_client, with_server};
+use crate::transports::{is_first_port, unknown};
 use outcome::{Outcome, State};
 use report::{Entry, Report};
 use table::{ROWS, Row, Scope};
@@ -23,10 +24,15 @@ use target::{LOOPBACK, MEMORY, SOFT, Target};
 
 /// What the last message to the doctor of another host is for.
 const FAREWELL: &str = "the end";
+/// The file of `--report`, in errors.
+const REPORT: &str = "the report";
 
 /// Runs the rows, and prints their outcomes and the verdict.
 pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
-    let (devices, missing) = devices(&args.devices);
+    let (devices, missing) = devices(&args.devices)?;
+    if let Some(file) = &args.report {
+        check_file(REPORT, file)?;
+    }
     let mut report = Report::new(missing);
     let mut print = |entry: &Entry, first: bool| {
         if args.json {
@@ -62,8 +68,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
         }
     }
     if let Some(file) = &args.report {
-        std::fs::write(file, format!("{:#}\n", report.json()))
-            .map_err(|error| outcome::lost(&format!("cannot write {}", file.display()), &error))?;
+        write_file(REPORT, file, &format!("{:#}\n", report.json()))?;
     }
     if args.listen {
         listen(args, out)?;
@@ -145,39 +150,56 @@ pub(crate) fn row(args: &DoctorRowArgs, out: &mut Output) -> Result<(), Error> {
 /// Sets up every device by every path, each in a separate process, and prints the reason for each
 /// path that is rejected.
 pub(crate) fn explain(out: &mut Output) -> Result<(), Error> {
-    let (devices, missing) = rdma_devices(&[]);
+    let (devices, missing) = rdma_devices();
     let row = table::find("setup").ok_or_else(|| Error::Local("no row sets up".to_owned()))?;
     for path in devices.iter().flat_map(|(device, is_mlx5)| device.paths(*is_mlx5)) {
         let Outcome { state, detail } = child::run(row, &path)?.0;
         let verdict = if state == State::Ok { "works" } else { "rejected" };
-        out.line(format!("{path}: {verdict}: {detail}"))?;
+        out.line(entry(&format!("{path}: {verdict}: {detail}")))?;
     }
     for reason in missing {
-        out.line(format!("devices of this machine: rejected: {reason}"))?;
+        out.line(entry(&format!("devices of this machine: rejected: {reason}")))?;
     }
     Ok(())
 }
 
 /// The devices to test and whether libmlx5 supports them, and why there are not more. Without
 /// devices of the machine, the software HCA; without a choice, also memory and the loopback.
-fn devices(wanted: &[String]) -> (Vec<(Target, bool)>, Vec<String>) {
-    let (mut targets, reasons) = rdma_devices(wanted);
+fn devices(wanted: &[String]) -> Result<(Vec<(Target, bool)>, Vec<String>), Error> {
     if wanted.is_empty() {
+        let (mut targets, reasons) = rdma_devices();
         targets.extend([MEMORY, LOOPBACK].map(|device| (Target::device(device), false)));
+        return Ok((targets, reasons));
     }
-    (targets, reasons)
+    let found = found();
+    let target = |device: &String| {
+        let device = if is_first_port(SOFT, device) { SOFT } else { device };
+        let (target, name) = (Target::device(device), name(device));
+        let is_mlx5 = found.iter().any(|(known, is_mlx5)| known == name && *is_mlx5);
+        // What this build cannot open is skipped, with the reason.
+        let others = barewire_verbs::probe().into_iter().map(|finding| finding.device);
+        let others = others.filter(|device| device != barewire_verbs::MACHINE);
+        let known: Vec<String> =
+            found.iter().map(|(known, _)| known.clone()).chain(others).collect();
+        // The transports say which addresses this host has.
+        if target.is_soft() || !target.is_rdma() || known.iter().any(|known| known == name) {
+            return Ok((target, is_mlx5));
+        }
+        let known =
+            known.iter().map(String::as_str).chain([SOFT, MEMORY, "addresses of this host"]);
+        Err(unknown("device", device, known))
+    };
+    Ok((wanted.iter().map(target).collect::<Result<_, _>>()?, Vec::new()))
 }
 
-fn rdma_devices(wanted: &[String]) -> (Vec<(Target, bool)>, Vec<String>) {
+/// The name of a device without the port.
+fn name(device: &str) -> &str {
+    device.split(':').next().unwrap_or_default()
+}
+
+/// The devices of the machine with queues, or the software HCA and the reasons.
+fn rdma_devices() -> (Vec<(Target, bool)>, Vec<String>) {
     let found = found();
-    if !wanted.is_empty() {
-        let is_mlx5 = |device: &String| {
-            let name = device.split(':').next().unwrap_or_default();
-            found.iter().any(|(known, is_mlx5)| known == name && *is_mlx5)
-        };
-        let target = |device: &String| (Target::device(device), is_mlx5(device));
-        return (wanted.iter().map(target).collect(), Vec::new());
-    }
     if !found.is_empty() {
         let target = |(name, is_mlx5)| (Target::device(&format!("{name}:1")), is_mlx5);
         return (found.into_iter().map(target).collect(), Vec::new());

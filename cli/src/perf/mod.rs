@@ -82,12 +82,13 @@ fn client(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
         return survey::run(args, printer);
     }
     let jobs = jobs(args, &mut printer)?;
+    printer.expect(&jobs);
     printer.estimate(&jobs, cell(args))?;
     let outcomes = measure(args, &jobs, &mut printer)?;
     if let Some(file) = &args.plot {
         let points: Vec<Point> =
             jobs.iter().zip(&outcomes).map(|(job, outcome)| Point::new(job, outcome)).collect();
-        plot::write(file, &points)?;
+        plot::write(file, &points, &[])?;
     }
     printer.finish()
 }

@@ -4,13 +4,12 @@
 use super::figures::Outcome;
 use super::job::{self, Job};
 use crate::error::{Error, local};
-use crate::output::EMULATOR;
+use crate::output::{EMULATOR, check_file, write_file};
 use crate::test::Test;
 use crate::units;
 use plotters::coord::Shift;
 use plotters::drawing::DrawingAreaErrorKind;
 use plotters::prelude::*;
-use std::fs::{self, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -25,6 +24,8 @@ pub(super) struct Point {
     size: f64,
     /// Microseconds.
     latency: f64,
+    /// What the latency is the time of.
+    latency_is: &'static str,
     /// Of the latency, the same.
     p99: f64,
     /// Bytes per second.
@@ -39,6 +40,7 @@ impl Point {
             test: job.plan.test,
             size: job.plan.size() as f64,
             latency: outcome.figures.typical,
+            latency_is: job.latency_is(),
             p99: outcome.percentiles.p99,
             bandwidth: outcome.figures.bandwidth,
             emulator: job.choice.is_emulator(),
@@ -57,8 +59,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x00, 0x00),
     RGBColor(0x99, 0x99, 0x33),
 ];
-/// Pixels: a panel, and the distance of lines of text below the panels.
+/// Pixels: a diagram with its axes, the names of its lines beside it, and the distance of lines of
+/// text.
 const WIDTH: u32 = 670;
+const NAMES: u32 = 150;
 const HEIGHT: u32 = 430;
 const LINE: u32 = 18;
 /// Most labels of an axis.
@@ -68,29 +72,20 @@ const BAR: u32 = 5;
 /// Relative distance of the points of neighbouring lines at the same size, so that bars of equal
 /// values do not cover each other.
 const APART: f64 = 1.06;
+/// The file, in errors.
+const PLOT: &str = "the plot";
 
 /// Checks that the drawing can be written, before anything is measured.
 pub(super) fn check(file: &Path) -> Result<(), Error> {
-    let is_new = !file.exists();
-    OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(file)
-        .and_then(|_| if is_new { fs::remove_file(file) } else { Ok(()) })
-        .map_err(|error| local(cannot_write(file), &error))
+    check_file(PLOT, file)
 }
 
-/// Writes the drawing to a file.
-pub(super) fn write(file: &Path, points: &[Point]) -> Result<(), Error> {
-    let what = || cannot_write(file);
-    let drawing = draw(points, &place())
-        .map_err(|error| local(what(), &error))?
-        .ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
-    fs::write(file, drawing).map_err(|error| local(what(), &error))
-}
-
-fn cannot_write(file: &Path) -> String {
-    format!("cannot write the plot '{}'", file.display())
+/// Writes the drawing to a file. `missing` names what has no line, and why.
+pub(super) fn write(file: &Path, points: &[Point], missing: &[String]) -> Result<(), Error> {
+    let drawing = draw(points, &place(), missing)
+        .map_err(|error| local(format!("cannot draw '{}'", file.display()), &error))?;
+    let drawing = drawing.ok_or_else(|| Error::Usage("nothing was measured".to_owned()))?;
+    write_file(PLOT, file, &drawing)
 }
 
 /// The program, the host and the day of the measurement.
@@ -105,7 +100,11 @@ type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// The drawing, if there is anything to draw.
-fn draw(points: &[Point], place: &str) -> Result<Option<String>, DrawingAreaErrorKind<io::Error>> {
+fn draw(
+    points: &[Point],
+    place: &str,
+    missing: &[String],
+) -> Result<Option<String>, DrawingAreaErrorKind<io::Error>> {
     let mut series: Vec<&str> = Vec::new();
     for point in points {
         if !series.contains(&point.series.as_str()) {
@@ -118,21 +117,25 @@ fn draw(points: &[Point], place: &str) -> Result<Option<String>, DrawingAreaErro
     let latency = |point: &Point| (point.latency, point.p99);
     let bandwidth = |point: &Point| (point.bandwidth, point.bandwidth);
     let panels = [
-        Panel::new("latency", time, &series, &of_kind(false), latency),
-        Panel::new("bandwidth", rate, &series, &of_kind(true), bandwidth),
+        Panel::new("latency", latency_is(points), time, &series, &of_kind(false), latency),
+        Panel::new("bandwidth", "bandwidth".to_owned(), rate, &series, &of_kind(true), bandwidth),
     ];
     let panels: Vec<Panel<'_>> = panels.into_iter().flatten().collect();
     if panels.is_empty() {
         return Ok(None);
     }
     let mut notes = vec![place.to_owned()];
+    notes.extend(missing.iter().cloned());
+    if series.len() > 1 {
+        notes.push("Points of one size are drawn side by side, around it.".to_owned());
+    }
     if points.iter().any(|point| !point.test.is_stream()) {
         notes.push("Bars reach from the median of the times to their 99th percentile.".to_owned());
     }
     if points.iter().any(|point| point.emulator) {
         notes.push(format!("soft0: {EMULATOR}"));
     }
-    let size = (WIDTH * panels.len() as u32, HEIGHT + LINE * (notes.len() as u32 + 1));
+    let size = ((WIDTH + NAMES) * panels.len() as u32, HEIGHT + LINE * (notes.len() as u32 + 1));
     let mut svg = String::new();
     {
         let whole = SVGBackend::with_string(&mut svg, size).into_drawing_area();
@@ -150,9 +153,22 @@ fn draw(points: &[Point], place: &str) -> Result<Option<String>, DrawingAreaErro
     Ok(Some(svg))
 }
 
+/// The title of the axis of latencies: what they are the times of, if it is the same for all.
+fn latency_is(points: &[Point]) -> String {
+    let mut all = points.iter().filter(|point| !point.test.is_stream());
+    match all.next() {
+        Some(Point { latency_is, .. }) if all.all(|point| point.latency_is == *latency_is) => {
+            format!("median time, {latency_is}")
+        }
+        _ => "median time".to_owned(),
+    }
+}
+
 /// One of the diagrams.
 struct Panel<'a> {
     title: String,
+    /// What the vertical axis shows.
+    value: String,
     lines: Vec<Line<'a>>,
     x: Range<f64>,
     y: Range<f64>,
@@ -185,6 +201,7 @@ impl<'a> Panel<'a> {
     /// Lines of the points, in the order and the colours of `series`; `None` without a value.
     fn new(
         what: &str,
+        axis: String,
         unit: fn(f64) -> String,
         series: &[&'a str],
         points: &[&'a Point],
@@ -210,17 +227,22 @@ impl<'a> Panel<'a> {
         let lines: Vec<_> =
             series.iter().zip(COLOURS.iter().cycle()).enumerate().filter_map(of_series).collect();
         let all = || lines.iter().flat_map(|line| &line.points);
-        let x = powers(all().map(|(size, ..)| *size), 2.0)?;
+        let x = powers(points.iter().map(|point| point.size.max(1.0)), 2.0)?;
+        // Room for the points beside the first and the last size.
+        let beside = APART.powf(middle + 1.0);
+        let x = x.start / beside..x.end * beside;
         let y = powers(all().flat_map(|(_, value, end)| [*value, *end]), 10.0)?;
-        Some(Self { title, lines, x, y, unit })
+        Some(Self { title, value: axis, lines, x, y, unit })
     }
 
     fn draw(&self, area: &Area<'_>) -> Drawn {
-        let mut chart = ChartBuilder::on(area)
+        let (area, beside) = area.split_horizontally(WIDTH);
+        self.draw_names(&beside)?;
+        let mut chart = ChartBuilder::on(&area)
             .caption(&self.title, ("sans-serif", 16))
             .margin(10)
             .x_label_area_size(50)
-            .y_label_area_size(80)
+            .y_label_area_size(95)
             .build_cartesian_2d(
                 self.x.clone().log_scale().base(2.0),
                 self.y.clone().log_scale().base(10.0),
@@ -230,25 +252,29 @@ impl<'a> Panel<'a> {
             .x_desc("message size (bytes)")
             .x_labels(LABELS)
             .x_label_formatter(&|size| job::size_name(size.round() as usize))
+            .y_desc(self.value.as_str())
             .y_labels(LABELS)
             .y_label_formatter(&|value| (self.unit)(*value))
             .draw()?;
-        for Line { series, colour, points } in &self.lines {
+        for Line { colour, points, .. } in &self.lines {
             let (colour, line) = (*colour, points.iter().map(|(size, value, _)| (*size, *value)));
-            chart.draw_series(LineSeries::new(line, colour))?.label(*series).legend(
-                move |(x, y)| Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled()),
-            );
+            chart.draw_series(LineSeries::new(line, colour))?;
             // A point, and the bar above it.
             chart.draw_series(points.iter().map(|(size, value, end)| {
                 ErrorBar::new_vertical(*size, *value, *value, *end, colour.filled(), BAR)
             }))?;
         }
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .position(SeriesLabelPosition::UpperLeft)
-            .draw()
+        Ok(())
+    }
+
+    /// Draws the names of the lines, beside the diagram, so that they cover none of it.
+    fn draw_names(&self, area: &Area<'_>) -> Drawn {
+        for (Line { series, colour, .. }, row) in self.lines.iter().zip(2..) {
+            let y = row * LINE as i32;
+            area.draw(&Rectangle::new([(0, y), (10, y + 10)], colour.filled()))?;
+            area.draw(&Text::new(*series, (16, y - 1), ("sans-serif", 13)))?;
+        }
+        Ok(())
     }
 }
 
@@ -269,7 +295,8 @@ mod tests {
     fn point(series: &str, test: Test, size: f64, latency: f64) -> Point {
         let rate = 1e6 / latency;
         let (p99, bandwidth) = (latency * 2.0, rate * size);
-        Point { series: series.into(), test, size, latency, p99, bandwidth, emulator: false }
+        let (series, latency_is) = (series.into(), "half a round trip");
+        Point { series, test, size, latency, latency_is, p99, bandwidth, emulator: false }
     }
 
     #[test]
@@ -280,8 +307,17 @@ mod tests {
             point("shm <memory>", Test::AmBw, 8.0, 0.1),
             point("tcp", Test::AmLat, 8.0, 20.0),
         ];
-        let svg = draw(&points, "barewire on <host>").unwrap().unwrap();
-        let texts = ["on &lt;host&gt;", "latency: am_lat", "bandwidth: am_bw", "(bytes)", "\n16\n"];
+        let svg =
+            draw(&points, "barewire on <host>", &["without am_lat: cma".into()]).unwrap().unwrap();
+        let texts = [
+            "on &lt;host&gt;",
+            "latency: am_lat",
+            "median time, half a round trip",
+            "bandwidth: am_bw",
+            "(bytes)",
+            "\n16\n",
+            "without am_lat: cma",
+        ];
         for text in texts {
             assert!(svg.contains(text), "{text}: {svg}");
         }
@@ -295,7 +331,8 @@ mod tests {
     #[test]
     fn ping_pongs_have_no_rate_and_streams_no_latency() {
         let of = |test| {
-            draw(&[point("a", test, 8.0, 1.0), point("a", test, 16.0, 1.0)], "").unwrap().unwrap()
+            let points = [point("a", test, 8.0, 1.0), point("a", test, 16.0, 1.0)];
+            draw(&points, "", &[]).unwrap().unwrap()
         };
         let (ping_pong, stream) = (of(Test::PutLat), of(Test::PutBw));
         assert!(ping_pong.contains("latency:") && !ping_pong.contains("B/s"), "{ping_pong}");
@@ -306,7 +343,7 @@ mod tests {
     fn equal_lines_show_every_point_and_bar() {
         let series = ["a", "b", "c", "d", "e", "f", "g", "h"];
         let points = series.map(|series| point(series, Test::PutLat, 8.0, 1.0));
-        let svg = draw(&points, "").unwrap().unwrap();
+        let svg = draw(&points, "", &[]).unwrap().unwrap();
         let mut points: Vec<&str> =
             svg.lines().filter(|line| line.starts_with("<circle")).collect();
         points.sort_unstable();
@@ -314,11 +351,27 @@ mod tests {
         assert_eq!(points.len(), 8, "{svg}");
     }
 
+    /// The left edges of what has one, in pixels.
+    fn edges(svg: &str, element: &str, attribute: &str) -> Vec<u32> {
+        let lines = svg.lines().filter(|line| line.starts_with(element));
+        let edge = |line: &str| line.split(attribute).nth(1)?.split('"').next()?.parse().ok();
+        lines.filter_map(edge).collect()
+    }
+
+    #[test]
+    fn names_are_beside_the_points() {
+        let points = [8.0, 64.0, 65536.0].map(|size| point("shm memory", Test::PutLat, size, 1.0));
+        let svg = draw(&points, "", &[]).unwrap().unwrap();
+        let last = edges(&svg, "<circle", " cx=\"").into_iter().max().unwrap();
+        let squares = edges(&svg, "<rect", " x=\"").into_iter().max().unwrap();
+        assert!(last < WIDTH && squares >= WIDTH, "{last} {squares} {svg}");
+    }
+
     #[test]
     fn nothing_and_one_point() {
-        assert!(draw(&[], "").unwrap().is_none());
-        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)], "").unwrap().is_none());
-        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)], "").unwrap().unwrap();
+        assert!(draw(&[], "", &[]).unwrap().is_none());
+        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)], "", &[]).unwrap().is_none());
+        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)], "", &[]).unwrap().unwrap();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 }

@@ -74,6 +74,8 @@ pub(super) struct Printer<'a> {
     several: bool,
     /// Batch files, for the first line of the CSV.
     columns: Vec<String>,
+    /// What the times of the table are.
+    time: &'static str,
     /// The longest name of a device, for rows.
     device: usize,
     /// The terminal has no room for the table of ucx_perftest.
@@ -117,6 +119,7 @@ impl<'a> Printer<'a> {
             info: args.info,
             several: !columns.is_empty(),
             columns,
+            time: "time",
             device: 0,
             narrow: output::terminal().is_some_and(|columns| columns < WIDTH),
             begun: false,
@@ -130,6 +133,17 @@ impl<'a> Printer<'a> {
     /// Adds a note to be printed at the end.
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
+    }
+
+    /// Prepares the heading for these tests: ucx_perftest's words, unless the tests are of both
+    /// kinds.
+    pub(super) fn expect(&mut self, jobs: &[Job]) {
+        let streams = jobs.iter().filter(|job| job.plan.test.is_stream()).count();
+        self.time = match streams {
+            0 => "latency",
+            all if all == jobs.len() => "overhead",
+            _ => "time",
+        };
     }
 
     /// Prints a row for each test from now on, instead of nothing.
@@ -217,8 +231,7 @@ impl<'a> Printer<'a> {
     fn header(&mut self, job: &Job) -> Result<(), Error> {
         const THICK: &str = "+--------------+--------------+------------------------------+---------------------+-----------------------+";
         const THIN: &str = "+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
-        // With several tests the kind is not known in advance.
-        let time = if self.several || job.plan.test.is_stream() { "overhead" } else { "latency" };
+        let time = self.time;
         let stage = if self.final_only { "Test" } else { "Stage" };
         if self.narrow {
             let percentile = format!("{:.1}%ile", job.rank);
@@ -277,11 +290,11 @@ impl<'a> Printer<'a> {
                 let name =
                     if self.final_only { format!("{name:>10}") } else { format!("{name:<10}") };
                 self.out.line(self.row(&name, figures))?;
-                if self.info {
-                    self.out.line(format!("{more}\ncounters: {counters}"))
-                } else {
-                    Ok(())
+                if !self.info {
+                    return Ok(());
                 }
+                self.out.line(output::entry(&more))?;
+                self.out.line(output::entry(&format!("counters: {counters}")))
             }
             Form::Csv => {
                 self.out.line(csv(&job.names, figures))?;

@@ -50,8 +50,11 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
         Some(_) => {}
         None => printer.row_per_test(longest(devices)),
     }
-    let (mut points, mut failed) = (Vec::new(), Vec::new());
+    let (mut points, mut failed, mut lacking) = (Vec::new(), Vec::new(), Vec::new());
     for (choice, jobs) in plans {
+        if jobs.iter().all(Option::is_none) {
+            lacking.push(choice.transport.name());
+        }
         let there: Vec<Job> = jobs.iter().flatten().cloned().collect();
         match super::measure(args, &there, &mut printer) {
             Ok(outcomes) => {
@@ -83,8 +86,18 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
         }
     }
     let nothing = points.is_empty();
+    let mut missing: Vec<String> =
+        failed.iter().map(|failed| format!("failed: {}", failed.what)).collect();
+    if !lacking.is_empty() {
+        let without = format!("Without such an operation: {}.", lacking.join(", "));
+        // The table has a line for each transport.
+        if table.is_none() {
+            printer.note(without.clone());
+        }
+        missing.push(without);
+    }
     if let Some(file) = &args.plot {
-        plot::write(file, &points)?;
+        plot::write(file, &points, &missing)?;
     }
     printer.finish_survey(&absent, &failed)?;
     if nothing { Err(Error::Local("no transport could be measured".into())) } else { Ok(()) }

@@ -31,7 +31,7 @@ fn failures(rows: &[(String, String, String)]) -> Vec<&str> {
 fn every_row_passes_on_the_software_hca() {
     let file = std::env::temp_dir().join(format!("barewire-doctor-{}.json", std::process::id()));
     let path = file.to_str().unwrap();
-    let ended = support::run(&["doctor", "-d", "soft0:1", "--report", path]);
+    let ended = support::run(&["doctor", "-d", "soft0", "--report", path]);
     let report = fs::read_to_string(&file).unwrap_or_default();
     let _ = fs::remove_file(&file);
     ended.succeeded();
@@ -72,14 +72,6 @@ fn every_row_passes_on_memory_and_the_loopback() {
     }
     let atomics = rows.iter().find(|(row, ..)| row == "tcp - atomics").expect("a row");
     assert_eq!(atomics.1, "ok", "{rows:#?}");
-}
-
-#[test]
-fn a_device_that_is_not_there_fails_its_rows() {
-    let ended = support::run(&["doctor", "-d", "mlx5_77:1", "--json"]);
-    assert!(ended.failed().contains("rows failed") || cfg!(not(feature = "verbs")), "{ended:#?}");
-    let rows = rows(&ended.stdout);
-    assert!(rows.iter().all(|(row, state, _)| state != "ok" || row == "- - host"), "{rows:#?}");
 }
 
 /// The doctor that listens serves every path of the other one, and ends with it.

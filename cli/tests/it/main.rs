@@ -34,6 +34,7 @@ mod rdma_cm;
 mod sockets;
 mod strangers;
 mod support;
+mod terminal;
 mod uct;
 mod uct_client_server;
 mod uct_newer;

@@ -187,6 +187,34 @@ fn a_series_of_sizes_and_its_plot() {
 }
 
 #[test]
+fn the_heading_names_the_time_that_is_measured() {
+    let file = TestFile::new("heading.txt", 0);
+    std::fs::write(file.path(), "latency -t am_lat\nstream -t put_bw\n").unwrap();
+    for (more, time) in [
+        (&["-t", "am_lat"][..], " latency (usec)"),
+        (&["-t", "am_lat", "--sweep", "8:16"], " latency (usec)"),
+        (&["-t", "put_bw", "--sweep", "8:16"], " overhead (usec)"),
+        (&["-b", file.path()], " time (usec)"),
+    ] {
+        let ended = run(&[&["perf", "-x", "self", "-n", "50"], more].concat());
+        ended.succeeded();
+        assert!(ended.stdout.contains(time), "{more:?}: {}", ended.stdout);
+    }
+}
+
+#[test]
+fn transports_that_lack_the_operation_are_named() {
+    let plot = TestFile::new("lacking.svg", 0);
+    let of_puts = ["perf", "--all", "-t", "put_lat", "--sweep", "8:1K", "-n", "20", "--plot"];
+    let ended = run(&[&of_puts[..], &[plot.path()]].concat());
+    ended.succeeded();
+    let note = "Without such an operation: ud_mlx5.";
+    assert!(ended.stdout.contains(note), "{}", ended.stdout);
+    let svg = std::fs::read_to_string(plot.path()).unwrap();
+    assert!(svg.contains(note), "{svg}");
+}
+
+#[test]
 fn every_transport_of_this_machine() {
     let ended = run(&["perf", "--all", "-n", "100"]);
     ended.succeeded();
