@@ -99,16 +99,16 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(40, 90).must(90).aim(70),
         limit(40, 85),
     ),
-    row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 70), limit(30, 62)),
+    row("dynamic_put_short", "dynamic API: put_short, 8 B", limit(40, 70), limit(30, 62)),
     row(
         "dynamic_am_short",
-        "dynamic door: am_short, 8 B header and 8 B",
+        "dynamic API: am_short, 8 B header and 8 B",
         limit(40, 73),
         limit(30, 55),
     ),
     row(
         "dynamic_progress_empty",
-        "dynamic door: progress with nothing to do",
+        "dynamic API: progress with nothing to do",
         limit(8, 17),
         limit(5, 14),
     ),
@@ -135,7 +135,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
 ];
 
 /// The additional cost of selecting the transport at run time.
-const fn door(
+const fn dynamic(
     operation: &'static str,
     bench: &'static str,
     minus: &'static str,
@@ -154,7 +154,7 @@ const fn door(
 }
 
 pub(super) const DIFFERENCES: &[Difference] = &[
-    door(PUT_SHORT_8, "dynamic_put_short", "put_short_8", 8),
-    door(AM_SHORT_8, "dynamic_am_short", "am_short_8", 8),
-    door(PROGRESS_EMPTY, "dynamic_progress_empty", "progress_empty", 8),
+    dynamic(PUT_SHORT_8, "dynamic_put_short", "put_short_8", 8),
+    dynamic(AM_SHORT_8, "dynamic_am_short", "am_short_8", 8),
+    dynamic(PROGRESS_EMPTY, "dynamic_progress_empty", "progress_empty", 8),
 ];

@@ -188,9 +188,10 @@ impl Programs {
         }
     }
 
-    /// Returns the command under which both networks find two devices.
-    fn devices(&self) -> [&str; 6] {
-        [&self.barewire, "hca", "run", "--devices", "2", "--"]
+    /// Returns the command under which both networks find two devices, with libmlx5's own
+    /// functions: see [`super::side_by_side::UNDER`].
+    fn devices(&self) -> [&str; 7] {
+        [&self.barewire, "hca", "run", "--no-yield", "--devices", "2", "--"]
     }
 
     /// Returns the command of the program for a network.

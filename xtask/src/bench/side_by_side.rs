@@ -27,6 +27,10 @@ const VERBS_MUST: u64 = 8;
 const INTERFACE_MUST: [u64; 2] = [42, 40];
 /// The same for operations of shared memory.
 const SHARED_MUST: u64 = 100;
+/// The arguments of the command line before a program that is counted or timed. Without the last
+/// option, `ibv_post_send` and `ibv_poll_cq` would be those of the software HCA, which call
+/// libmlx5's and then run the device.
+pub(crate) const UNDER: [&str; 4] = ["hca", "run", "--no-yield", "--"];
 /// Deadline of one program under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -241,7 +245,8 @@ fn count(
         None => run,
     };
     let what = Counted { functions: "*measured_*", parts: None, folder, deadline: DEADLINE };
-    let under = [&*barewire.to_string_lossy(), "hca", "run", "--"];
+    let barewire = barewire.to_string_lossy();
+    let under = [&[&*barewire], &UNDER[..]].concat();
     let parts = callgrind::count(&what, run.clone(), &under)?;
     let counted = parts.iter().map(|part| part.instructions).sum();
     // A function that is missing or was optimised away counts nothing.
@@ -261,6 +266,12 @@ fn tenths(value: Option<u64>) -> String {
 }
 
 impl Table {
+    /// A table without rows, of these versions.
+    #[cfg(test)]
+    pub(super) fn none(version: String) -> Self {
+        Self { ucx: version.clone(), libmlx5: version, rows: Vec::new() }
+    }
+
     /// Returns what one of barewire's takes relative to UCX's, and whether it is more than `most`
     /// hundredths; nothing without both.
     fn ratio(cells: &[Option<u64>; PEERS.len()], [ours, theirs]: [Peer; 2], most: u64) -> String {
@@ -277,7 +288,8 @@ impl Table {
             "\n## Side by side: `mlx5_0`, in one run\n\n\
              The software HCA behind Debian's libibverbs and libmlx5 ({}), as `barewire hca run` has it; UCX is Debian's ({}), which \
              is built with assertions. {CALLS} calls of one function that is never inlined, posts in batches of 16 \
-             (64 through a transport API), each carried out before the next; instructions per call, the function's own included. \
+             (64 through a transport API), each carried out before the next; instructions per call: those of the function and of \
+             what it calls, without the call itself and the loop, for all alike. `ibv_post_send` includes filling in its request. \
              The programs are `benches/mlx5_0/` and \
              `benches/peers/*.c`.\n\n| operation |",
             self.libmlx5, self.ucx,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::ping_pong;
 use super::rows::{Measure, OnDevice, Program, Row};
-use crate::bench::side_by_side::Programs;
+use crate::bench::side_by_side::{Programs, UNDER};
 use crate::new_ucx::NewUcx;
 use crate::process::{Failure, repository};
 
@@ -157,7 +157,8 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
                 OnDevice::Libmlx5 => &programs.libmlx5,
                 OnDevice::Uct => &programs.uct,
             };
-            add(&[&programs.barewire.to_string_lossy(), "hca", "run", "--"]);
+            add(&[&programs.barewire.to_string_lossy()]);
+            add(&UNDER);
             add(&[&program.to_string_lossy()]);
             add(arguments);
             add(&[&iterations]);

@@ -104,7 +104,8 @@ fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
         "{MARK}\n\
          Written by `cargo xtask compare`; edits are lost. `barewire perf` and Debian's `ucx_perftest`, or what the measure names, run in turns, \
          server and client on a CPU each, the same for both. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
-         and rates the whole run). *ratio* is the ratio of these medians, ours to theirs, and *interval* its bootstrap interval of 95 %. A must that the \
+         and rates the whole run). *ratio* is the ratio of these medians, ours to theirs, and *interval* its bootstrap interval of 95 % over the pairs of the run: other runs and other machines may lie outside of it, \
+         so compare on yours. A must that the \
          interval includes is *undecided*. What was tried over `shm` and `cma`, and what did not help: [SHM.md](SHM.md). *run* names the machine, the date and the number of pairs:\n\
          \n"
     );

@@ -23,8 +23,8 @@ const fn cell(operation: &'static str, column: &'static str) -> Cell {
 
 const WRITE: Cell = cell("RDMA write, 8 B inline", "instructions");
 const WRITE_LIBMLX5: Cell = cell("RDMA write, 8 B inline", "libmlx5");
-const PUT: Cell = cell("dynamic door: put_short, 8 B", "instructions");
-const PUT_UCX: Cell = cell("dynamic door: put_short, 8 B", "UCX rc_mlx5");
+const PUT: Cell = cell("dynamic API: put_short, 8 B", "instructions");
+const PUT_UCX: Cell = cell("dynamic API: put_short, 8 B", "UCX rc_mlx5");
 const POLL: Cell = cell("one send CQE polled and reaped", "instructions");
 const POLL_LIBMLX5: Cell = cell("one send CQE polled and reaped", "libmlx5");
 
@@ -188,7 +188,7 @@ mod tests {
 
 | operation | shape | instructions | UCX rc_mlx5 |
 |---|---|---:|---:|
-| dynamic door: put_short, 8 B | held | 64.6 | 169 |
+| dynamic API: put_short, 8 B | held | 64.6 | 169 |
 ";
 
     const README: &str = "\
