@@ -31,11 +31,11 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
-       cargo xtask asm|vm|conformance|compare|channels [--no-install]
+       cargo xtask asm|vm|conformance|channels [--no-install]
        cargo xtask bench [ROW] [--target-cpu CPU] [--write] [--no-install]
        cargo xtask kill [--count N] [--seed N] [--binary PATH]
        cargo xtask vm -- COMMAND
-       cargo xtask compare ROW
+       cargo xtask compare [ROW] [--no-install]
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
        cargo xtask documents [--deep|--write|--bare [first|both]]
@@ -46,10 +46,12 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
                  --deep runs everything else, and records the results in docs/DEEP.md. --part runs one part
                  of either tier; 'cargo xtask test --part' lists them.
   bench          instructions per operation against their limits, and the checks of asm. --write puts the
-                 tables into benches/RESULTS.md. A ROW, such as put_short, counts and prints only operations
-                 with this text in their name, or those of a binary such as channel. --target-cpu builds for another processor than baseline
-                 x86-64, without limits. Needs valgrind and the runner of iai-callgrind, and installs what is
-                 missing. For code of your own: docs/guide/counting.md.
+                 tables into benches/RESULTS.md. A ROW, such as put_short, prints only operations with this
+                 text in their name, or those of a binary such as shm: the binaries that have such an
+                 operation are built, which takes minutes at first, and counted as a whole. --target-cpu
+                 builds for another processor than baseline x86-64, without limits. Needs valgrind and the
+                 runner of iai-callgrind, and installs what is missing. For code of your own:
+                 docs/guide/counting.md.
   asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), that no hot
                  function panics, allocates, calls memcpy, locks or calls a library, and the order of
                  barriers in the code for aarch64, with Debian's gcc-aarch64-linux-gnu.
@@ -59,8 +61,10 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
   conformance    the behaviours of each transport on all devices of this machine, into docs/CONFORMANCE.md.
   compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 as well) in 15
                  alternating pairs, into benches/RESULTS.md: the ratio of the medians with its interval of
-                 95 %. A ROW selects the rows with this prefix, such as driver, single calls beside libmlx5
-                 and UCX. Needs an idle machine. BAREWIRE_COMPARE_PAIRS=3 for a trial, which writes nothing.
+                 95 %. A ROW selects the rows whose name or whose measure in the table begins with it:
+                 shm_fadd, 'shm: fetch-add', or driver, single calls beside libmlx5 and UCX; an unknown one
+                 lists the names. A release build of what the rows need comes first and takes minutes. Needs
+                 an idle machine. BAREWIRE_COMPARE_PAIRS=3 for a trial, which writes nothing.
   channels       the calls of channels beside those of NVIDIA's net_ib, in instructions, and the time until
                  messages continue when a rail is lost, into benches/CHANNELS.md. The library is that of the
                  Python package, or the one that BAREWIRE_LIBNCCL names.
@@ -118,9 +122,13 @@ fn main() -> ExitCode {
         ["vm", "--", command] => vm::vm(packages::Install::Nothing, Some(command)),
         ["conformance"] => conformance::conformance(packages::Install::Missing),
         ["conformance", "--no-install"] => conformance::conformance(packages::Install::Nothing),
-        ["compare"] => compare::compare(packages::Install::Missing, ""),
-        ["compare", "--no-install"] => compare::compare(packages::Install::Nothing, ""),
-        ["compare", row] => compare::compare(packages::Install::Nothing, row),
+        ["compare", ref words @ ..] => match compare::Plan::parse(words) {
+            Ok(plan) => compare::compare(plan),
+            Err(error) => {
+                eprintln!("xtask: compare: {error}");
+                ExitCode::from(2)
+            }
+        },
         ["channels"] => written(bench::channels(packages::Install::Missing)),
         ["channels", "--no-install"] => written(bench::channels(packages::Install::Nothing)),
         ["many"] => written(many::write()),
@@ -142,8 +150,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["asm" | "vm" | "conformance" | "compare" | "channels" | "sanitize", unknown, ..]
-        | [unknown, ..] => {
+        ["asm" | "vm" | "conformance" | "channels" | "sanitize", unknown, ..] | [unknown, ..] => {
             eprintln!("xtask: unknown command or argument '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }

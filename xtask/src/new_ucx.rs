@@ -32,7 +32,7 @@ pub(crate) fn find(install: Install) -> Result<NewUcx, String> {
     };
     if !program.exists() {
         if install == Install::Nothing {
-            return Err(left_out(&"not installed, as asked"));
+            return Err(left_out(&"not installed"));
         }
         let folder = folder.to_string_lossy();
         let words = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", &*folder, PACKAGE];

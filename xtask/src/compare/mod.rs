@@ -32,9 +32,46 @@ const FEWER: &str = "BAREWIRE_COMPARE_PAIRS";
 const BUILD: Duration = Duration::from_mins(20);
 const INSTALL: Duration = Duration::from_mins(10);
 
-/// Compares the rows whose names begin with `prefix`, and writes the table.
-pub(crate) fn compare(install: Install, prefix: &str) -> ExitCode {
-    match check(install, prefix) {
+/// The arguments of `cargo xtask compare`.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    rows: Vec<&'static Row>,
+    install: Install,
+}
+
+impl Plan {
+    /// Parses the arguments.
+    ///
+    /// # Errors
+    /// The reason why they are not understood.
+    pub(crate) fn parse(words: &[&str]) -> Result<Self, String> {
+        let (mut wanted, mut install) = (None, Install::Missing);
+        for word in words {
+            match *word {
+                "--no-install" => install = Install::Nothing,
+                option if option.starts_with('-') => return Err(format!("unknown '{option}'")),
+                row if wanted.is_none() => wanted = Some(row),
+                more => return Err(format!("one ROW only, not '{more}' as well")),
+            }
+        }
+        let wanted = wanted.unwrap_or_default();
+        // Its name, or what the table of results has.
+        let is_wanted = |row: &Row| row.name.starts_with(wanted) || row.what.starts_with(wanted);
+        let rows: Vec<&'static Row> = ROWS.iter().filter(|row| is_wanted(row)).collect();
+        if rows.is_empty() {
+            let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+            return Err(format!(
+                "no row begins with '{wanted}': there are {}, and their measures as in benches/RESULTS.md",
+                names.join(", ")
+            ));
+        }
+        Ok(Self { rows, install })
+    }
+}
+
+/// Compares the rows of the plan, and writes the table.
+pub(crate) fn compare(plan: Plan) -> ExitCode {
+    match check(plan) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("\nxtask: {failure}");
@@ -43,16 +80,8 @@ pub(crate) fn compare(install: Install, prefix: &str) -> ExitCode {
     }
 }
 
-fn check(install: Install, prefix: &str) -> Result<(), Failure> {
+fn check(Plan { rows, install }: Plan) -> Result<(), Failure> {
     process::watch_signals();
-    let rows: Vec<&'static Row> = ROWS.iter().filter(|row| row.name.starts_with(prefix)).collect();
-    if rows.is_empty() {
-        let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
-        return Err(Failure::Found(format!(
-            "no row begins with '{prefix}': there are {}",
-            names.join(", ")
-        )));
-    }
     for (program, package) in [("ucx_perftest", "ucx-utils"), ("iperf3", "iperf3")] {
         let wanted = rows.iter().any(|row| row.theirs.is_of(program));
         if wanted && !packages::on_path(program) {
@@ -66,7 +95,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let count: usize = fewer.unwrap_or(PAIRS);
     let on_device = rows.iter().any(|row| matches!(row.ours, Program::OnDevice(..)));
     let on_device = if on_device { Some(side_by_side::Programs::build()?) } else { None };
-    let place = place(install, on_device)?;
+    let place = place(install, on_device, &rows)?;
     // Two comparisons at a time would disturb each other, also of different checkouts. No file is
     // created: another user could put a link in its place.
     let lock = fs::File::open(std::env::temp_dir());
@@ -76,8 +105,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let mut outcomes = Vec::new();
     let mut failed = Vec::new();
     for row in rows {
-        if matches!(row.theirs, Program::NewUcx(_) | Program::NewUcp(..)) && place.new_ucx.is_none()
-        {
+        if row.theirs.is_new_ucx() && place.new_ucx.is_none() {
             println!("{:<26} is left out", row.name);
             continue;
         }
@@ -136,12 +164,22 @@ fn measure(row: &Row, count: usize, place: &Place) -> Result<Vec<(f64, f64)>, Fa
     Ok(pairs)
 }
 
-/// Builds our programs, and selects the first two CPUs that this process may use.
-fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<Place, Failure> {
-    let build = ["build", "--release", "-p", "barewire-benches"];
-    let build = Invocation::cargo(&build).with(&["--bench", "sockets", "--bench", "connect"]);
-    let programs = Programs::by(build)?;
-    let (sockets, connect) = (programs.bench("sockets")?, programs.bench("connect")?);
+/// Builds our programs that the rows need, and selects the first two CPUs that this process may use.
+fn place(
+    install: Install,
+    on_device: Option<side_by_side::Programs>,
+    rows: &[&Row],
+) -> Result<Place, Failure> {
+    let needs =
+        |wanted: fn(Program) -> bool| rows.iter().any(|row| wanted(row.ours) || wanted(row.theirs));
+    let bench = |name| {
+        let build = ["build", "--release", "-p", "barewire-benches", "--bench", name];
+        Programs::by(Invocation::cargo(&build))?.bench(name)
+    };
+    let sockets = needs(|program| matches!(program, Program::Sockets(_)));
+    let sockets = if sockets { bench("sockets")? } else { String::new() };
+    let connect = needs(|program| matches!(program, Program::Connect(_)));
+    let connect = if connect { bench("connect")? } else { String::new() };
     process::run(
         &Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]),
         BUILD,
@@ -149,13 +187,15 @@ fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<
     )?;
     let in_target = |name: &str| process::target().join(name).to_string_lossy().into_owned();
     let ucp = in_target("compare-ucp");
-    // Without the headers of UCX (Debian: libucx-dev), only the rows that need them fail.
-    let source = process::repository().join("benches/peers/ucp.c");
-    let source = source.to_string_lossy();
-    let flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-o", &ucp, &source, "-lucp", "-lucs"];
-    let compiled = process::run(&Invocation::new("cc", &flags), BUILD, Output::Inherit);
-    if let Err(failure) = compiled {
-        println!("benches/peers/ucp.c is not built: {failure}");
+    if needs(|program| matches!(program, Program::Ucp(..) | Program::NewUcp(..))) {
+        // Without the headers of UCX (Debian: libucx-dev), only the rows that need them fail.
+        let source = process::repository().join("benches/peers/ucp.c");
+        let source = source.to_string_lossy();
+        let flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-o", &ucp, &source, "-lucp", "-lucs"];
+        let compiled = process::run(&Invocation::new("cc", &flags), BUILD, Output::Inherit);
+        if let Err(failure) = compiled {
+            println!("benches/peers/ucp.c is not built: {failure}");
+        }
     }
     let cpus: Vec<String> = allowed_cpus().into_iter().take(2).map(|cpu| cpu.to_string()).collect();
     let Ok(cpus) = <[String; 2]>::try_from(cpus) else {
@@ -168,7 +208,11 @@ fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<
     } else {
         Vec::new()
     };
-    let new_ucx = new_ucx::find(install).inspect_err(|why| println!("{why}")).ok();
+    let new_ucx = if needs(Program::is_new_ucx) {
+        new_ucx::find(install).inspect_err(|why| println!("{why}")).ok()
+    } else {
+        None
+    };
     Ok(Place {
         cpus,
         barewire: in_target("release/barewire"),
@@ -213,6 +257,11 @@ fn circumstances(place: &Place) -> String {
 }
 
 impl Program {
+    /// Returns whether the newer UCX runs it.
+    fn is_new_ucx(self) -> bool {
+        matches!(self, Self::NewUcx(_) | Self::NewUcp(..))
+    }
+
     /// Returns whether the process runs the program of this name.
     fn is_of(self, name: &str) -> bool {
         match self {
@@ -226,6 +275,39 @@ impl Program {
             | Self::Ucp(..)
             | Self::NewUcp(..)
             | Self::OnDevice(..) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(words: &[&str]) -> Vec<&'static str> {
+        Plan::parse(words).unwrap().rows.iter().map(|row| row.name).collect()
+    }
+
+    #[test]
+    fn rows_are_selected_by_their_names_and_by_those_of_the_table() {
+        assert_eq!(names(&["shm_fadd"]), ["shm_fadd", "shm_fadd_new"]);
+        assert_eq!(names(&["shm: fetch"]), ["shm_fadd", "shm_fadd_new"]);
+        assert_eq!(names(&[]).len(), ROWS.len());
+    }
+
+    #[test]
+    fn arguments_are_understood_in_any_order_or_named() {
+        for words in [&["shm_fadd", "--no-install"], &["--no-install", "shm_fadd"]] {
+            let plan = Plan::parse(words).unwrap();
+            assert_eq!((plan.rows.len(), plan.install), (2, Install::Nothing));
+        }
+        assert_eq!(Plan::parse(&[]).unwrap().install, Install::Missing);
+        for (bad, named) in [
+            (&["--fast"][..], "'--fast'"),
+            (&["shm", "tcp"], "'tcp'"),
+            (&["carrier pigeon"], "shm_fadd"),
+        ] {
+            let error = Plan::parse(bad).unwrap_err();
+            assert!(error.contains(named), "{error}");
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Versions and commands in documents are those of this repository.
 
+use serde_json::Value;
+
 use super::markdown::Document;
-use super::{Faults, contents};
+use super::{Faults, SOON, contents};
 use crate::USAGE;
-use crate::process::Failure;
+use crate::process::{self, Failure, Invocation};
 
 /// Checks the versions of our crates in examples of dependencies, the version of Rust, and the names
 /// of tasks.
@@ -17,7 +19,85 @@ pub(super) fn check(documents: &[Document], faults: &mut Faults) -> Result<(), F
     let version = value("version")?;
     let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
     compare(documents, minor, value("rust-version")?, USAGE, faults);
+    let metadata = Invocation::cargo(&["metadata", "--format-version", "1", "--no-deps"]);
+    let metadata = process::text(&metadata, SOON)?;
+    let metadata = serde_json::from_str(&metadata)
+        .map_err(|error| Failure::Found(format!("cargo metadata is not JSON: {error}")))?;
+    targets(documents, &Target::all(&metadata), faults);
     Ok(())
+}
+
+/// A bench, a test or an example of the workspace.
+#[derive(Debug)]
+struct Target {
+    package: String,
+    /// `bench`, as in `--bench NAME`.
+    kind: String,
+    name: String,
+    /// Cargo finds it without `-p`.
+    is_default: bool,
+}
+
+impl Target {
+    fn all(metadata: &Value) -> Vec<Self> {
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let default = list(&metadata["workspace_default_members"]);
+        let mut all = Vec::new();
+        for package in list(&metadata["packages"]) {
+            for target in list(&package["targets"]) {
+                all.push(Self {
+                    package: text(&package["name"]),
+                    kind: text(&target["kind"][0]),
+                    name: text(&target["name"]),
+                    is_default: default.contains(&package["id"]),
+                });
+            }
+        }
+        all
+    }
+}
+
+/// Checks the targets that cargo's commands name, in blocks and in the text.
+fn targets(documents: &[Document], known: &[Target], faults: &mut Faults) {
+    for document in documents.iter().filter(|document| document.path != "CHANGELOG.md") {
+        for (line, text) in (1..).zip(document.text.lines()) {
+            // In the text, a command is between two backticks.
+            for command in text.split('`').filter(|part| part.contains("cargo ")) {
+                for target in unknown(command, known) {
+                    faults.add(&document.path, line, target);
+                }
+            }
+        }
+    }
+}
+
+/// The targets of a command that do not exist.
+fn unknown(command: &str, known: &[Target]) -> Vec<String> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let own = words.iter().position(|word| *word == "--").unwrap_or(words.len());
+    let pairs: Vec<(&str, &str)> = words[..own].windows(2).map(|pair| (pair[0], pair[1])).collect();
+    let packages: Vec<&str> =
+        pairs.iter().filter(|(option, _)| *option == "-p").map(|(_, name)| *name).collect();
+    let is_there = |kind: &str, name: &str| {
+        let is_in = |target: &Target| match packages[..] {
+            [] => target.is_default,
+            _ => packages.contains(&&*target.package),
+        };
+        known.iter().any(|target| target.kind == kind && target.name == name && is_in(target))
+    };
+    let named = pairs.into_iter().filter_map(|(option, name)| {
+        let kind =
+            ["bench", "test", "example"].into_iter().find(|kind| option == format!("--{kind}"))?;
+        // A name in capitals stands for any.
+        let is_name = name.contains(|c: char| c.is_ascii_lowercase());
+        (is_name && !is_there(kind, name)).then(|| {
+            let package =
+                if packages.is_empty() { "without -p".to_owned() } else { packages.join(", ") };
+            format!("cargo has no {kind} {name} ({package})")
+        })
+    });
+    named.collect()
 }
 
 fn compare(documents: &[Document], ours: &str, rust: &str, usage: &str, faults: &mut Faults) {
@@ -97,5 +177,27 @@ mod tests {
             "a.md:2: cargo xtask has no task deb",
         ];
         assert_eq!(faults(text), expected);
+    }
+
+    #[test]
+    fn targets_that_cargo_does_not_find_are_faults() {
+        let target = |package: &str, kind: &str, name: &str| Target {
+            package: package.to_owned(),
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            is_default: package == "a",
+        };
+        let known = [target("a", "example", "hello"), target("b", "bench", "threads")];
+        let text = "`cargo run --example hello`, `cargo bench -p b --bench threads -- --test x`\n\
+            three runs of `cargo bench -p a --bench threads`\n`cargo bench --bench threads`\n\
+            `cargo run --example NAME`; `barewire perf --test am_lat`\n```sh\ncargo test -p b --test it\n```\n";
+        let mut faults = Faults::default();
+        targets(&[Document::parse("a.md", text)], &known, &mut faults);
+        let expected = [
+            "a.md:2: cargo has no bench threads (a)",
+            "a.md:3: cargo has no bench threads (without -p)",
+            "a.md:6: cargo has no test it (b)",
+        ];
+        assert_eq!(faults.texts(), expected);
     }
 }
