@@ -2,7 +2,7 @@
 //! own over `self`, with a worker each, with a shared worker each (as locks per interface would
 //! be), and with one shared worker.
 //!
-//! usage: `cargo bench --bench threads -- measure`
+//! usage: `cargo bench -p barewire-benches --bench threads -- measure`
 
 use std::hint::black_box;
 use std::sync::Barrier;
