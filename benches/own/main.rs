@@ -19,9 +19,9 @@ const ROUNDS: u64 = 1024;
 struct Sides {
     device: Device,
     worker: Worker,
-    _interface: Interface,
     here: Endpoint,
-    _there: Endpoint,
+    /// The interface and the other endpoint, which must live as long.
+    _others: (Interface, Endpoint),
     memory: Memory,
     key: RemoteKey,
     address: u64,
@@ -41,8 +41,8 @@ fn connected() -> Box<Sides> {
     let memory = domain.allocate(4096, Access::all()).expect("memory");
     let key = domain.unpack_key(&memory.pack_key()).expect("a key");
     let address = memory.address();
-    let (_interface, _there) = (interface, there);
-    Box::new(Sides { device, worker, _interface, here, _there, memory, key, address })
+    let others = (interface, there);
+    Box::new(Sides { device, worker, here, _others: others, memory, key, address })
 }
 
 fn endpoint(interface: &Interface) -> Endpoint {

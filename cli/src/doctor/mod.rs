@@ -163,9 +163,12 @@ pub(crate) fn explain(out: &mut Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// The devices to test and whether libmlx5 supports them, and why there are not more. Without
-/// devices of the machine, the software HCA; without a choice, also memory and the loopback.
-fn devices(wanted: &[String]) -> Result<(Vec<(Target, bool)>, Vec<String>), Error> {
+/// The devices to test and whether libmlx5 supports them, and why there are not more.
+type Devices = (Vec<(Target, bool)>, Vec<String>);
+
+/// The devices of the command line. Without a choice, those of the machine or the software HCA,
+/// memory and the loopback.
+fn devices(wanted: &[String]) -> Result<Devices, Error> {
     if wanted.is_empty() {
         let (mut targets, reasons) = rdma_devices();
         targets.extend([MEMORY, LOOPBACK].map(|device| (Target::device(device), false)));
@@ -198,7 +201,7 @@ fn name(device: &str) -> &str {
 }
 
 /// The devices of the machine with queues, or the software HCA and the reasons.
-fn rdma_devices() -> (Vec<(Target, bool)>, Vec<String>) {
+fn rdma_devices() -> Devices {
     let found = found();
     if !found.is_empty() {
         let target = |(name, is_mlx5)| (Target::device(&format!("{name}:1")), is_mlx5);
