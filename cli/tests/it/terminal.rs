@@ -17,7 +17,9 @@ fn terminal() -> (File, OwnedFd) {
     let size = libc::winsize { ws_row: 24, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the two numbers and the size are valid for the call; no name is written, and without
     // settings the terminal gets the defaults.
-    let opened = unsafe { libc::openpty(&mut user, &mut program, null_mut(), null(), &size) };
+    let opened = unsafe {
+        libc::openpty(&raw mut user, &raw mut program, null_mut(), null(), &raw const size)
+    };
     assert_eq!(opened, 0, "a terminal: {}", std::io::Error::last_os_error());
     // SAFETY: the call has returned two new descriptors, which nothing else owns.
     unsafe { (File::from_raw_fd(user), OwnedFd::from_raw_fd(program)) }
