@@ -45,7 +45,8 @@ struct Operation {
 #[derive(Default)]
 pub(crate) struct Pool {
     free: RefCell<Vec<NonNull<Operation>>>,
-    all: Cell<usize>,
+    /// Also those in use: an interface that is closed may not finish them.
+    all: RefCell<Vec<NonNull<Operation>>>,
 }
 
 impl Pool {
@@ -57,9 +58,9 @@ impl Pool {
 
     #[cold]
     fn create(&self) -> NonNull<Operation> {
-        self.all.set(self.all.get() + 1);
+        let mut all = self.all.borrow_mut();
         // Giving one back never allocates.
-        self.free.borrow_mut().reserve(self.all.get());
+        self.free.borrow_mut().reserve(all.len() + 1);
         let target = Rc::new(Cell::new(Target::Nowhere));
         let to = Rc::clone(&target);
         let operation = Operation {
@@ -70,14 +71,17 @@ impl Pool {
             caller: Cell::new(null_mut()),
             pool: self,
         };
-        NonNull::from(Box::leak(Box::new(operation)))
+        let created = NonNull::from(Box::leak(Box::new(operation)));
+        all.push(created);
+        created
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for operation in self.free.take() {
-            // SAFETY: it is not in use, and `create` leaked the box.
+        for operation in self.all.take() {
+            // SAFETY: nothing runs any more that has it, as the interface's worker was dropped
+            // before. `create` leaked the box.
             drop(unsafe { Box::from_raw(operation.as_ptr()) });
         }
     }

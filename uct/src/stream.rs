@@ -70,7 +70,13 @@ impl Stream {
             let result = self.socket.receive(&mut self.received[filled..]);
             self.received.truncate(filled + result.as_ref().map_or(0, |count| count.unwrap_or(0)));
             match result? {
-                None => return Ok(None),
+                None => {
+                    if self.received.is_empty() {
+                        // Most connections only wait for their end.
+                        self.received = Vec::new();
+                    }
+                    return Ok(None);
+                }
                 Some(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Some(_) => {}
             }

@@ -30,15 +30,20 @@ impl<D: Driver> State<D> {
         if self.posting.has(PostBlock::Closed) {
             return Err(PostError::Closed);
         }
+        // The device reports nothing more for what it has executed without a completion. The
+        // request that covers it is executed, or flushed.
         if !self.posting.has(PostBlock::Failed) {
+            if !self.is_idle() {
+                self.signal_last()?;
+            }
             self.cancel_outstanding()?;
+        } else if !self.is_idle() {
+            // On a full queue, requests are outstanding that the device flushes.
+            let _ = self.signal_last();
         }
         if self.is_idle() {
             return Ok(Posted::Done);
         }
-        // The device reports nothing more for what it has executed without a completion. The
-        // request that covers it is executed, or flushed.
-        self.signal_last()?;
         if let Some(completion) = completion {
             if !self.in_flight().has_flush_room() {
                 return Err(self.posting.refuse());

@@ -27,7 +27,7 @@ pub(super) enum Phase {
     Requested,
     /// Client: the program has the response, and has to acknowledge it.
     Accepted,
-    /// Server: the client's request is expected.
+    /// Server: the client's request is expected, which depends on the client's program.
     Greeted,
     /// Server: the program has to accept or refuse.
     Offered,
@@ -71,9 +71,9 @@ pub(super) struct Connection {
     pub(super) listener: Option<u64>,
     pub(super) ep: Option<NonNull<CmEp>>,
     pub(super) calls: Calls,
-    /// Of the phases in which the peer has to do something at once.
+    /// Of the time in which a refused peer has to end the connection.
     timer: StallTimer,
-    since: Instant,
+    pub(super) since: Instant,
     /// The program knows the device of the connection.
     pub(super) is_resolved: bool,
     /// The program has disconnected.
@@ -127,7 +127,7 @@ impl Connection {
                 Some((now.saturating_duration_since(self.since) / 16).clamp(SOON, LATER))
             }
             _ if is_sending => Some(Duration::from_millis(1)),
-            Phase::Greeted | Phase::Refused => Some(Duration::from_secs(1)),
+            Phase::Refused => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -145,6 +145,9 @@ impl Connection {
         match stream.post(&frame.to_bytes()) {
             Ok(()) => {
                 self.phase = next;
+                if next == Phase::Refused {
+                    self.timer = StallTimer::new(TIMEOUT, Instant::now());
+                }
                 Ok(())
             }
             Err(error) => {
@@ -155,10 +158,10 @@ impl Connection {
         }
     }
 
-    fn fail(&mut self) {
+    /// Its stream is closed by [`super::Core::forget`].
+    pub(super) fn fail(&mut self) {
         self.phase = Phase::Failed;
         self.connector = None;
-        self.stream = None;
     }
 
     /// The program disconnects: the peer learns it, and [`Event::Disconnected`] follows once the peer
@@ -223,8 +226,8 @@ impl Connection {
         let received = stream.receive(Frame::length)?;
         self.finish();
         let Some(bytes) = received else {
-            let must_hurry = matches!(self.phase, Phase::Greeted | Phase::Refused);
-            let is_late = must_hurry && self.timer.is_over(now);
+            // The others depend on the program of the peer.
+            let is_late = self.phase == Phase::Refused && self.timer.is_over(now);
             return if is_late { Err(ErrorKind::TimedOut.into()) } else { Ok(None) };
         };
         let frame = Frame::parse(&bytes)?;

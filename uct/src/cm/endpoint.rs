@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::ptr::{NonNull, null, null_mut};
 use std::time::Instant;
 
+use barewire::TransportId;
 use barewire::address::DeviceAddress;
 use barewire_tcp::HostAddress;
 use barewire_tcp::connector::Connector;
@@ -13,7 +14,7 @@ use barewire_tcp::listener::Limits;
 
 use super::connection::{Connection, Event, Phase};
 use super::frame::{Frame, Kind, MOST_DATA};
-use super::listener::{Request, read_address, to_storage};
+use super::listener::{Request, read_address, refuse, to_storage};
 use super::{CLAIM, Cm, Core, OPS, TIMEOUT, of_cm};
 use crate::abi::client_server::{
     ClientConnectArgs, ClientConnectCallback, DisconnectCallback, EpAttr, EpConnectParams,
@@ -100,13 +101,36 @@ pub(super) fn addresses(stream: &Stream) -> (Option<SocketAddr>, Option<SocketAd
     (own.and_then(ip), peer.and_then(ip))
 }
 
-/// Returns what a message tells the program. The pointers are to parts of the message.
-pub(super) fn remote_data(frame: &Frame) -> RemoteData {
+/// Bytes of the longest address of a device.
+const LONGEST: usize = 64;
+
+const _: () = {
+    let mut at = 0;
+    while at < TransportId::ALL.len() {
+        assert!(DeviceAddress::body_length(TransportId::ALL[at]) <= LONGEST);
+        at += 1;
+    }
+};
+
+/// Returns the address of the peer's device. libucp uses it for the transports that the peer's worker
+/// names, which may be others than the device's: zeros follow, so that each finds as many bytes as
+/// it reads.
+pub(super) fn padded(frame: &Frame) -> [u8; LONGEST] {
+    let mut address = [0; LONGEST];
     let device = frame.device.as_ref().map(DeviceAddress::body).unwrap_or_default();
+    for (place, byte) in address.iter_mut().zip(device) {
+        *place = *byte;
+    }
+    address
+}
+
+/// Returns what a message tells the program. The pointers are to parts of the message, and to the
+/// address.
+pub(super) fn remote_data(frame: &Frame, address: &[u8; LONGEST]) -> RemoteData {
     RemoteData {
         field_mask: RemoteData::ALL,
-        dev_addr: device.as_ptr().cast(),
-        dev_addr_length: device.len(),
+        dev_addr: address.as_ptr().cast(),
+        dev_addr_length: address.len(),
         conn_priv_data: frame.data.as_ptr().cast(),
         conn_priv_data_length: frame.data.len(),
     }
@@ -140,14 +164,21 @@ pub(crate) unsafe fn create(params: &EpParams, ep: *mut *mut Ep) -> Status {
         if ep.is_null() {
             return Err(INVALID_PARAM);
         }
+        // The request ends even if the other parameters are not valid (uct.h).
+        let offered = if given(EpParams::CONN_REQUEST) {
+            // SAFETY: the program has the request from the callback of a listener.
+            Some(unsafe { Request::take(params.conn_request) }?)
+        } else {
+            None
+        };
         // SAFETY: an open handle.
         let cm = unsafe { of_cm(params.cm) }?;
         let calls = Calls::new(params)?;
-        let opened = match (given(EpParams::SOCKADDR), given(EpParams::CONN_REQUEST)) {
+        let opened = match (given(EpParams::SOCKADDR), offered) {
             // SAFETY: the addresses are null or the caller's.
-            (true, false) => unsafe { dial(cm, params, calls) }?,
+            (true, None) => unsafe { dial(cm, params, calls) }?,
             // SAFETY: the private data is the caller's.
-            (false, true) => unsafe { accept(cm, params, calls) }?,
+            (false, Some(offered)) => unsafe { accept(cm, params, calls, offered) }?,
             _ => return Err(INVALID_PARAM),
         };
         // SAFETY: the caller's pointer is valid for writes.
@@ -200,14 +231,17 @@ unsafe fn dial(cm: &Cm, params: &EpParams, calls: Calls) -> Result<NonNull<CmEp>
 ///
 /// # Safety
 /// The private data of the parameters is null, or valid for reads of its length.
-unsafe fn accept(cm: &Cm, params: &EpParams, calls: Calls) -> Result<NonNull<CmEp>, Status> {
+unsafe fn accept(
+    cm: &Cm,
+    params: &EpParams,
+    calls: Calls,
+    connection: Connection,
+) -> Result<NonNull<CmEp>, Status> {
     let given = |field| params.field_mask & field != 0;
     let length = if given(EpParams::PRIV_DATA_LENGTH) { params.private_data_length } else { 0 };
     let data = if given(EpParams::PRIV_DATA) { params.private_data } else { null() };
     // SAFETY: contract of this function.
     let mut data = unsafe { read_data(data, length) };
-    // SAFETY: the program has the request from the callback of a listener.
-    let connection = unsafe { Request::take(params.conn_request) }?;
     if connection.phase == Phase::Failed {
         return Err(NOT_CONNECTED);
     }
@@ -216,6 +250,10 @@ unsafe fn accept(cm: &Cm, params: &EpParams, calls: Calls) -> Result<NonNull<CmE
         let name = own.map(|own| cm.devices().select(own.ip(), None).name);
         // SAFETY: the caller's callback.
         data = unsafe { packed(pack, calls.user_data, &name.unwrap_or_default()) };
+        if let Err(status) = data {
+            // A program may refuse this way, too (uct.h).
+            return refuse(cm, connection).and(Err(status));
+        }
     }
     let (data, device) = (data?, connection.calls.device);
     cm.with_core(|core| {
@@ -274,11 +312,12 @@ impl Core {
         let handle = ep.as_ptr().cast::<Ep>();
         let user_data = calls.user_data;
         match event {
-            Event::Resolved => self.resolved(cm, id, calls),
+            Event::Resolved => self.resolved(cm, id, handle, calls),
             Event::Failed(status) if calls.server.is_some() => acknowledged(handle, calls, status),
             Event::Failed(status) => self.failed(id, handle, calls, status),
             Event::Response(frame) => {
-                let remote = remote_data(&frame);
+                let address = padded(&frame);
+                let remote = remote_data(&frame, &address);
                 responded(handle, calls, Some(&remote), OK);
             }
             Event::Acknowledged => acknowledged(handle, calls, OK),
@@ -294,7 +333,7 @@ impl Core {
 
     /// The connection to the server is open: the program learns the device, and passes its data now
     /// or later.
-    fn resolved(&self, cm: &Cm, id: u64, calls: Calls) {
+    fn resolved(&self, cm: &Cm, id: u64, ep: *mut Ep, calls: Calls) {
         let Some(own) = self.own(id) else { return };
         let device = cm.devices().select(own.ip(), None);
         if let Some(connection) = self.connections.borrow_mut().get_mut(&id) {
@@ -306,11 +345,16 @@ impl Core {
         }
         let Some(pack) = calls.pack else { return };
         // SAFETY: as above.
-        let sent = unsafe { packed(pack, calls.user_data, &device.name) }
-            .and_then(|data| self.request(id, data));
-        if let Err(status) = sent {
+        let packed = unsafe { packed(pack, calls.user_data, &device.name) };
+        if let Err(status) = packed.and_then(|data| self.request(id, data)) {
+            if let Some(connection) = self.connections.borrow_mut().get_mut(&id) {
+                connection.fail();
+                self.forget(connection);
+            }
             // The program knows it if its own callback has failed.
-            crate::log::diag(&format_args!("a client has no private data: status {status}"));
+            if matches!(status, EXCEEDS_LIMIT | NOT_CONNECTED) {
+                responded(ep, calls, None, status);
+            }
         }
     }
 

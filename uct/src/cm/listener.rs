@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use barewire_tcp::handshake::Verdict;
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
@@ -22,6 +22,10 @@ use crate::text;
 
 /// Clients that may wait for the program unless it says how many.
 const BACKLOG: usize = 1024;
+
+/// After so long, a client that has requested nothing gives way to another one, if as many wait as the
+/// program allows.
+pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
 /// `uct_listener_t`
 #[repr(C)]
@@ -54,7 +58,7 @@ impl Request {
         cm.with_core(|core| {
             let taken = core.connections.borrow_mut().remove(&request.id).ok_or(INVALID_PARAM)?;
             if let Some(stream) = &taken.stream {
-                let _ = epoll::delete(&core.epoll, stream);
+                core.unwatch(stream);
             }
             Ok(taken)
         })
@@ -160,20 +164,26 @@ impl Core {
         if peer.claim != CLAIM {
             return peer.refuse(Verdict::Unknown);
         }
-        let (open, waiting) = {
+        let (open, waiting, silent) = {
             let connections = self.connections.borrow();
-            let accepted = || connections.values().filter(|one| one.listener.is_some());
-            let waits = |one: &&Connection| {
-                one.listener == Some(listener)
-                    && matches!(one.phase, Phase::Greeted | Phase::Offered)
+            let accepted = || connections.iter().filter(|(_, one)| one.listener.is_some());
+            // Also those that have failed, of which the program has a request.
+            let waits = |(_, one): &(&u64, &Connection)| {
+                one.listener == Some(listener) && one.ep.is_none() && one.phase != Phase::Refused
             };
-            (accepted().count(), accepted().filter(waits).count())
+            let silent = accepted()
+                .filter(|(_, one)| one.listener == Some(listener) && one.phase == Phase::Greeted)
+                .map(|(id, one)| (*id, now.saturating_duration_since(one.since)))
+                .max_by_key(|(_, age)| *age)
+                .filter(|(_, age)| *age >= SILENCE);
+            (accepted().count(), accepted().filter(waits).count(), silent)
         };
         if open >= self.most {
             return peer.refuse(Verdict::Full);
         }
         if waiting >= backlog {
-            return peer.refuse(Verdict::Busy);
+            let Some((oldest, _)) = silent else { return peer.refuse(Verdict::Busy) };
+            self.remove(oldest);
         }
         let id = self.number();
         let welcomed = peer.welcome().map(Stream::new).and_then(|stream| {
@@ -210,7 +220,8 @@ impl Core {
             connection.calls.device = device.address;
         }
         let (storage, length) = to_storage(peer);
-        let remote = endpoint::remote_data(frame);
+        let address = endpoint::padded(frame);
+        let remote = endpoint::remote_data(frame, &address);
         let arguments = ConnRequestArgs {
             field_mask: ConnRequestArgs::ALL,
             dev_name: text::field(&device.name),
@@ -299,10 +310,18 @@ pub(crate) unsafe extern "C" fn uct_listener_destroy(listener: *mut CmListener) 
         let (cm, id) = unsafe { of_listener(listener) }?;
         cm.with_core(|core| {
             let closed = core.listeners.borrow_mut().remove(&id);
-            drop(closed);
+            if let Some(closed) = closed {
+                core.unwatch(closed.listener.as_fd());
+            }
             // The program does not know these.
-            let mut connections = core.connections.borrow_mut();
-            connections.retain(|_, one| one.listener != Some(id) || one.phase != Phase::Greeted);
+            let is_unknown =
+                |one: &Connection| one.listener == Some(id) && one.phase == Phase::Greeted;
+            let unknown: Vec<u64> = {
+                let connections = core.connections.borrow();
+                let found = connections.iter().filter(|(_, one)| is_unknown(one));
+                found.map(|(id, _)| *id).collect()
+            };
+            unknown.into_iter().for_each(|id| core.remove(id));
             Ok(())
         })?;
         // SAFETY: it is destroyed once. No callback with it runs: the lock was free, or this is
@@ -319,17 +338,20 @@ pub(crate) unsafe extern "C" fn uct_listener_reject(
 ) -> Status {
     guard(|| {
         // SAFETY: an open handle, and a request of this listener.
-        let ((cm, _), mut connection) =
-            unsafe { (of_listener(listener)?, Request::take(request)?) };
-        cm.with_core(|core| {
-            connection.send(&Frame::empty(Kind::Refuse), Phase::Offered, Phase::Refused)?;
-            // It stays until the client has received that.
-            let id = core.number();
-            let stream = connection.stream.as_ref().ok_or(NOT_CONNECTED)?;
-            core.watch(id, stream).map_err(|error| super::refused(&error))?;
-            core.connections.borrow_mut().insert(id, connection);
-            Ok(())
-        })
+        let ((cm, _), connection) = unsafe { (of_listener(listener)?, Request::take(request)?) };
+        refuse(cm, connection)
+    })
+}
+
+/// Refuses a client. The connection stays until the client has ended it.
+pub(super) fn refuse(cm: &Cm, mut connection: Connection) -> Result<(), Status> {
+    cm.with_core(|core| {
+        connection.send(&Frame::empty(Kind::Refuse), Phase::Offered, Phase::Refused)?;
+        let id = core.number();
+        let stream = connection.stream.as_ref().ok_or(NOT_CONNECTED)?;
+        core.watch(id, stream).map_err(|error| super::refused(&error))?;
+        core.connections.borrow_mut().insert(id, connection);
+        Ok(())
     })
 }
 

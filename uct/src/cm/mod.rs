@@ -38,11 +38,12 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::handshake::{Claim, Purpose};
+use barewire_tcp::time::after;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use rustix::event::epoll;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use connection::{Connection, Phase};
+use connection::{Connection, Event, Phase};
 pub(crate) use device::Devices;
 pub(crate) use endpoint::create;
 pub(crate) use listener::CmListener;
@@ -56,8 +57,8 @@ use crate::status::{INVALID_PARAM, IO_ERROR, OK, Status, UNSUPPORTED, guard};
 use crate::stub::Stub;
 use crate::worker::Worker;
 
-/// How long a client tries to reach a server, and how long a peer may take to send what does not
-/// depend on its program. Time in which this process does not run does not count.
+/// How long a client tries to reach a server, and how long a refused one may take to end the
+/// connection. Time in which this process does not run does not count.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Tells clients of listeners from the other users of [`Purpose::Control`].
 const CLAIM: Claim = Claim {
@@ -94,6 +95,10 @@ struct Core {
     listeners: RefCell<BTreeMap<u64, Listening>>,
     connections: RefCell<BTreeMap<u64, Connection>>,
     next: Cell<u64>,
+    /// When the timer expires, until that is noticed.
+    armed: Cell<Option<Instant>>,
+    /// The process that opened this: a forked child shares the descriptors.
+    process: u32,
     /// Connections that clients may open.
     most: usize,
 }
@@ -150,6 +155,8 @@ impl Core {
             listeners: RefCell::default(),
             connections: RefCell::default(),
             next: Cell::new(TIMER + 1),
+            armed: Cell::new(None),
+            process: std::process::id(),
             most: descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize),
         })
     }
@@ -162,25 +169,38 @@ impl Core {
         Ok(epoll::add(&self.epoll, what, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?)
     }
 
-    /// Sets the timer for what must be done although no descriptor is readable.
+    /// Returns whether this is the process whose events the descriptors report.
+    fn is_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Sets the timer for what must be done although no descriptor is readable. It is never moved to
+    /// a later time, so that other work does not delay it for ever.
     fn set_timer(&self, now: Instant) {
-        let ticks = self.connections.borrow();
-        let ticks = ticks.values().filter_map(|connection| connection.tick(now));
+        if !self.is_own() {
+            return;
+        }
+        let connections = self.connections.borrow();
+        let ticks = connections.values().filter_map(|connection| connection.tick(now));
         let listeners = self.listeners.borrow();
         let deadlines = listeners.values().filter_map(|one| one.listener.deadline());
         let deadlines = deadlines.map(|at| at.saturating_duration_since(now));
+        let Some(next) = ticks.chain(deadlines).min() else { return };
         // Zero would stop the timer.
-        let next = ticks.chain(deadlines).min().map(|next| next.max(Duration::from_micros(10)));
-        let value = next.map_or(rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }, |next| {
-            rustix::time::Timespec {
-                tv_sec: next.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: next.subsec_nanos().into(),
-            }
-        });
-        let interval = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let setting = Itimerspec { it_interval: interval, it_value: value };
+        let next = next.max(Duration::from_micros(10));
+        let at = after(now, next);
+        if self.armed.get().is_some_and(|armed| armed <= at) {
+            return;
+        }
+        let value = Timespec {
+            tv_sec: next.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: next.subsec_nanos().into(),
+        };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let setting = Itimerspec { it_interval, it_value: value };
         // It fails for times that are not valid only.
         let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting);
+        self.armed.set(Some(at));
     }
 
     /// Returns the numbers of what may have something to do.
@@ -192,6 +212,7 @@ impl Core {
         let mut ready: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
         if ready.contains(&TIMER) {
             let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
+            self.armed.set(None);
             let connections = self.connections.borrow();
             let due = connections.iter().filter(|(_, one)| one.tick(now).is_some());
             ready.extend(due.map(|(id, _)| *id));
@@ -216,8 +237,7 @@ impl Core {
                 let mut connections = self.connections.borrow_mut();
                 let Some(connection) = connections.get_mut(&id) else { continue };
                 let event = connection.step(now);
-                self.attend(id, connection);
-                event
+                self.attend(id, connection, event)
             };
             // The program may call any function from its callback.
             if let Some(event) = event {
@@ -226,23 +246,55 @@ impl Core {
         }
     }
 
-    /// Watches a connection that has just been opened, and no longer one that the peer has left.
-    fn attend(&self, id: u64, connection: &Connection) {
-        let Some(stream) = &connection.stream else { return };
+    /// Watches a connection that has just been opened, and no longer one that is over. Returns the
+    /// event, which may be another one then.
+    fn attend(&self, id: u64, connection: &mut Connection, event: Option<Event>) -> Option<Event> {
+        if event == Some(Event::Resolved)
+            && let Some(stream) = &connection.stream
+            && let Err(error) = self.watch(id, stream)
+        {
+            connection.fail();
+            let status = refused(&error);
+            self.forget(connection);
+            return Some(Event::Failed(status));
+        }
         match connection.phase {
-            // It is watched already, except for the first time.
-            Phase::Resolved => drop(self.watch(id, stream)),
             // Its end would be readable for ever.
             Phase::Left => {
-                let _ = epoll::delete(&self.epoll, stream);
+                if let Some(stream) = &connection.stream {
+                    self.unwatch(stream);
+                }
             }
+            Phase::Failed => self.forget(connection),
             _ => {}
+        }
+        event
+    }
+
+    /// Stops watching a descriptor: a forked child may hold it open. In the child itself, it is the
+    /// parent that watches.
+    fn unwatch(&self, what: impl AsFd) {
+        if self.is_own() {
+            // It may not be watched any more.
+            let _ = epoll::delete(&self.epoll, what);
+        }
+    }
+
+    /// Closes what a connection has.
+    fn forget(&self, connection: &mut Connection) {
+        if let Some(stream) = connection.stream.take() {
+            self.unwatch(&stream);
+            if self.is_own() {
+                stream.finish();
+            }
         }
     }
 
     fn remove(&self, id: u64) {
         let removed = self.connections.borrow_mut().remove(&id);
-        drop(removed);
+        if let Some(mut connection) = removed {
+            self.forget(&mut connection);
+        }
     }
 }
 
