@@ -182,22 +182,29 @@ fn ancillary(header: &libc::msghdr) -> Ancillary {
     read
 }
 
+/// Bytes of the value of a message of ancillary data, with those that fill it up.
+const VALUE: usize = 8;
+
 /// A message of ancillary data, laid out as `CMSG_SPACE` and `CMSG_LEN` say on Linux for values of
 /// at most eight bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
-struct Message<T> {
+struct Message {
     header: libc::cmsghdr,
-    value: T,
+    value: [u8; VALUE],
 }
 
-impl<T> Message<T> {
-    fn new(level: libc::c_int, kind: libc::c_int, value: T) -> Self {
+impl Message {
+    fn new<const N: usize>(level: libc::c_int, kind: libc::c_int, value: [u8; N]) -> Self {
+        const { assert!(N <= VALUE) };
         // SAFETY: all zeros is a valid header.
         let mut header: libc::cmsghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        header.cmsg_len = size_of::<libc::cmsghdr>() + size_of::<T>();
+        header.cmsg_len = size_of::<libc::cmsghdr>() + N;
         (header.cmsg_level, header.cmsg_type) = (level, kind);
-        Self { header, value }
+        // The kernel copies the bytes behind the value, too.
+        let mut filled = [0; VALUE];
+        filled[..N].copy_from_slice(&value);
+        Self { header, value: filled }
     }
 }
 
@@ -206,9 +213,9 @@ impl<T> Message<T> {
 #[repr(C)]
 struct Control {
     /// The length of the segments.
-    segment: Message<u16>,
+    segment: Message,
     /// The traffic class.
-    class: Message<libc::c_int>,
+    class: Message,
 }
 
 const _: () = assert!(size_of::<Control>() == 2 * 24);
@@ -223,8 +230,8 @@ impl Control {
         };
         let class = libc::c_int::from(class & !ECN) | ECN_CAPABLE;
         Self {
-            segment: Message::new(libc::SOL_UDP, libc::UDP_SEGMENT, length as u16),
-            class: Message::new(level, kind, class),
+            segment: Message::new(libc::SOL_UDP, libc::UDP_SEGMENT, (length as u16).to_ne_bytes()),
+            class: Message::new(level, kind, class.to_ne_bytes()),
         }
     }
 }
