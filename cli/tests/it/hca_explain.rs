@@ -5,15 +5,15 @@ use crate::support::{self, Ended, PATIENCE, TestFile};
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles `hca/refused.c`; `None` if something is missing.
-fn refused() -> Option<TestFile> {
+/// Compiles a program of `hca/`; `None` if something is missing.
+fn compiled(name: &str) -> Option<TestFile> {
     if !installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
         hca::skipped("the headers of libibverbs", "libibverbs-dev");
         return None;
     }
-    let program = TestFile::new("refused", 0);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/refused.c");
-    let arguments = ["-Wall", "-Werror", "-o", program.path(), source, "-libverbs"];
+    let program = TestFile::new(name, 0);
+    let source = format!("{}/tests/it/hca/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let arguments = ["-Wall", "-Werror", "-o", program.path(), &source, "-libverbs"];
     let compiled = Command::new("cc").args(arguments).output().unwrap();
     assert!(compiled.status.success(), "{compiled:?}");
     Some(program)
@@ -28,16 +28,26 @@ fn explained(options: &[&str], environment: &[(&str, &str)], program: &str) -> E
 
 #[test]
 fn refused_verbs_are_explained() {
-    let Some(program) = refused() else { return };
+    let Some(program) = compiled("refused") else { return };
     let lines = [
         "ibv_reg_mr is refused: addr, length: the program may not write to all of the 4096 bytes at \
          0x2000: Bad address (os error 14)",
         "ibv_reg_mr is refused: access: REMOTE_WRITE and REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE: \
          Invalid argument (os error 22)",
         "ibv_modify_qp is refused: attr_mask: IBV_QP_PORT is missing for a queue pair of type Rc \
-         from state 0 to 1: Invalid argument (os error 22)",
+         from RESET to INIT: Invalid argument (os error 22)",
+        "ibv_modify_qp is refused: qp_state: a queue pair of type Rc does not go from RESET to RTS: \
+         Invalid argument (os error 22)",
+        "ibv_create_qp is refused: qp_type: IBV_QPT_RAW_PACKET is not supported: Operation not \
+         supported (os error 95)",
+        "ibv_create_ah is refused: grh: sgid_index 0 and dgid fe80:: are of different IP versions: \
+         Invalid argument (os error 22)",
+        "ibv_create_flow is refused: the software HCA does not have it: Operation not supported (os \
+         error 95)",
+        "ibv_destroy_cq is refused: DESTROY_CQ: queue pairs that complete to the queue still exist: \
+         Device or resource busy (os error 16)",
         "ibv_dealloc_pd is refused: DEALLOC_PD: queue pairs or memory keys of the protection domain \
-         still exist: Invalid argument (os error 22)",
+         still exist: Device or resource busy (os error 16)",
     ];
     for (options, environment) in
         [(&["--explain"][..], &[][..]), (&[], &[("BAREWIRE_HCA_EXPLAIN", "yes")])]

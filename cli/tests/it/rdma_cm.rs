@@ -52,6 +52,37 @@ fn succeeds(server: &str, client: &str) -> [Ended; 2] {
     ended
 }
 
+/// Both sides say it, as the program gets a number only.
+#[test]
+fn a_rejected_path_mtu_is_explained() {
+    if !installed("rping", "rdmacm-utils") {
+        return;
+    }
+    let port = free_port();
+    let text = port.to_string();
+    let explain = ["hca", "run", "--explain"];
+    let serve = ["--mtu", "1500", "--", "rping", "-s", "-C", "1", "-p", &text];
+    let mut server = start(&[&explain[..], &serve].concat());
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listening(&format!("{:x}", TCP << 16 | u32::from(port))) {
+        assert!(Instant::now() < deadline && !server.has_ended(), "{}", server.errors());
+        thread::sleep(Duration::from_millis(5));
+    }
+    let connect = ["--", "rping", "-c", "-C", "1", "-a", "127.0.0.1", "-p", &text];
+    let client = start(&[&explain[..], &connect].concat()).end(PATIENCE);
+    let reason =
+        "is refused: the requested path MTU is larger than the listener's port has (--mtu)";
+    assert!(!client.status.success() && client.stderr.contains(reason), "{client:#?}");
+    let said = format!("127.0.0.1:{port} {reason}");
+    assert!(client.stderr.contains(&said), "{client:#?}");
+    // Nothing else is refused.
+    assert_eq!(client.stderr.matches("barewire-hca: ").count(), 1, "{client:#?}");
+    while !server.errors().contains(reason) {
+        assert!(Instant::now() < deadline, "{}", server.errors());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn rping_transfers_the_right_data() {
     if !installed("rping", "rdmacm-utils") {

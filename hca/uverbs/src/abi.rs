@@ -175,12 +175,18 @@ pub(crate) mod command {
     pub(crate) const QUERY_SRQ: u32 = 34;
     pub(crate) const OPEN_XRCD: u32 = 37;
     pub(crate) const OPEN_QP: u32 = 40;
-    const MODIFY_CQ: u32 = 57;
     /// Marks the extended form of a command.
     pub(crate) const EXTENDED: u32 = 1 << 31;
     pub(crate) const QUERY_DEVICE_EX: u32 = EXTENDED | QUERY_DEVICE;
     pub(crate) const MODIFY_QP_EX: u32 = EXTENDED | MODIFY_QP;
-    pub(crate) const MODIFY_CQ_EX: u32 = EXTENDED | MODIFY_CQ;
+    pub(crate) const CREATE_FLOW_EX: u32 = EXTENDED | 0x32;
+    pub(crate) const DESTROY_FLOW_EX: u32 = EXTENDED | 0x33;
+    pub(crate) const CREATE_WQ_EX: u32 = EXTENDED | 0x34;
+    pub(crate) const MODIFY_WQ_EX: u32 = EXTENDED | 0x35;
+    pub(crate) const DESTROY_WQ_EX: u32 = EXTENDED | 0x36;
+    pub(crate) const CREATE_RWQ_IND_TBL_EX: u32 = EXTENDED | 0x37;
+    pub(crate) const DESTROY_RWQ_IND_TBL_EX: u32 = EXTENDED | 0x38;
+    pub(crate) const MODIFY_CQ_EX: u32 = EXTENDED | 0x39;
 }
 
 /// Attributes of every method that takes driver-specific data.

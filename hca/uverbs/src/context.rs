@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 use crate::clock;
 use crate::errno::Errno;
 use crate::event::Channel;
-use crate::explain;
+use crate::explain::{self, Verb};
 use crate::method;
 use crate::object::{DeviceMemory, Objects};
 
@@ -67,7 +67,9 @@ impl Context {
 
     /// Executes a call.
     pub(crate) fn call(&self, attributes: &Attributes) -> Result<(), Errno> {
-        explain::explained(attributes, || method::call(self, attributes))
+        let verb = Verb(attributes);
+        let execute = || method::call(self, attributes);
+        explain::explained(&verb, |error| verb.is_probe(error), execute)
     }
 
     /// Returns the memory to map at an offset of the descriptor.

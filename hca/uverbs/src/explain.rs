@@ -1,5 +1,5 @@
-//! A line on standard error for each call that is refused: the verb, the reason that the code which
-//! refused it has, and the error number.
+//! A line on standard error for each call and connection that is refused: the function, the reason
+//! that the code which refused it has, and the error number.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -37,11 +37,20 @@ impl Errno {
     }
 }
 
-/// Executes a call, and explains its refusal.
-pub(crate) fn explained(
-    call: &Attributes,
-    execute: impl FnOnce() -> Result<(), Errno>,
-) -> Result<(), Errno> {
+/// Prints that a connection was refused, and why.
+pub(crate) fn tell(refusal: fmt::Arguments<'_>) {
+    if is_on() {
+        // A program may have closed standard error.
+        let _ = writeln!(std::io::stderr(), "barewire-hca: {refusal}");
+    }
+}
+
+/// Executes a call of `function`, and explains its refusal.
+pub(crate) fn explained<T>(
+    function: &impl fmt::Display,
+    is_probe: impl FnOnce(Errno) -> bool,
+    execute: impl FnOnce() -> Result<T, Errno>,
+) -> Result<T, Errno> {
     if !is_on() {
         return execute();
     }
@@ -53,21 +62,24 @@ pub(crate) fn explained(
     {
         let reason = take().map_or_else(String::new, |reason| format!("{reason}: "));
         let cause = std::io::Error::from_raw_os_error(error.0);
-        // A program may have closed standard error.
-        let _ =
-            writeln!(std::io::stderr(), "barewire-hca: {} is refused: {reason}{cause}", Verb(call));
+        tell(format_args!("{function} is refused: {reason}{cause}"));
     }
     result
 }
 
-/// Returns whether a refusal is the usual result of a question of libibverbs: whether a method
-/// exists.
-fn is_probe(error: Errno) -> bool {
-    matches!(error, Errno::NO_SPACE | Errno::UNKNOWN)
-}
-
 /// The function of libibverbs that makes a call.
-struct Verb<'a>(&'a Attributes);
+pub(crate) struct Verb<'a>(pub(crate) &'a Attributes);
+
+impl Verb<'_> {
+    /// Returns whether a refusal is the usual result of a question of libibverbs: whether a method
+    /// exists.
+    pub(crate) fn is_probe(&self, error: Errno) -> bool {
+        /// Actions of steering, and counters, for which no older command exists.
+        const ONLY_METHODS: [u16; 2] = [13, 15];
+        error == Errno::NO_SPACE
+            || error == Errno::UNKNOWN && !ONLY_METHODS.contains(&self.0.object)
+    }
+}
 
 impl fmt::Display for Verb<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,16 +106,27 @@ impl fmt::Display for Verb<'_> {
             (7, 2) => "ibv_advise_mr",
             (7, 3) => "ibv_import_mr",
             (8, 0) => "ibv_dealloc_mw",
+            (9, 0) => "ibv_destroy_flow",
             (10, 0) => "ibv_close_xrcd",
+            (13, _) => "a call for an action of steering (ibv_create_flow_action_esp)",
+            (15, _) => "a call for counters (ibv_create_counters)",
             (14, 0) => "ibv_alloc_dm",
             (14, 1) => "ibv_free_dm",
+            (1, 0x1000) => "ibv_import_pd",
+            (14, 0x1000) => "mlx5dv_dm_map_op_addr",
+            (14, 0x1001) => "ibv_import_dm",
+            (16, 0) => "ibv_open_device",
             (0x1000, 0x1000) => "mlx5dv_devx_general_cmd",
+            (0x1000, 0x1001) => "a query of a UAR page by mlx5dv",
+            (0x1000, 0x1002) => "mlx5dv_devx_query_eqn",
+            (0x1000, 0x1003) => "mlx5dv_devx_subscribe_devx_event",
             (0x1001, 0x1000) => "mlx5dv_devx_obj_create",
             (0x1001, 0x1001) => "mlx5dv_devx_obj_destroy",
             (0x1001, 0x1002) => "mlx5dv_devx_obj_modify",
             (0x1001, 0x1003) => "mlx5dv_devx_obj_query",
             (0x1002, 0x1000) => "mlx5dv_devx_umem_reg",
             (0x1002, 0x1001) => "mlx5dv_devx_umem_dereg",
+            (0x1005, 0x1000) => "mlx5dv_devx_create_event_channel",
             (0x1008, 0x1000) => "mlx5dv_devx_alloc_uar",
             (0x1008, 0x1001) => "mlx5dv_devx_free_uar",
             _ => return write!(f, "method {method:#x} of object {object:#x}"),
@@ -133,6 +156,13 @@ fn legacy(number: u32) -> Option<&'static str> {
         command::QUERY_SRQ => "ibv_query_srq",
         command::ATTACH_MCAST => "ibv_attach_mcast",
         command::DETACH_MCAST => "ibv_detach_mcast",
+        command::CREATE_FLOW_EX => "ibv_create_flow",
+        command::DESTROY_FLOW_EX => "ibv_destroy_flow",
+        command::CREATE_WQ_EX => "ibv_create_wq",
+        command::MODIFY_WQ_EX => "ibv_modify_wq",
+        command::DESTROY_WQ_EX => "ibv_destroy_wq",
+        command::CREATE_RWQ_IND_TBL_EX => "ibv_create_rwq_ind_table",
+        command::DESTROY_RWQ_IND_TBL_EX => "ibv_destroy_rwq_ind_table",
         _ => return None,
     })
 }

@@ -148,6 +148,13 @@ pub(crate) struct Target {
     pub(crate) user_handle: u64,
 }
 
+impl Target {
+    /// Returns the parts of a DC target that the device does not have yet.
+    fn of(object: &Object) -> Option<&Self> {
+        if let Object::Qp(qp) = object { qp.target.as_ref() } else { None }
+    }
+}
+
 impl Qp {
     /// Returns state and attributes.
     pub(crate) fn standing(&self) -> MutexGuard<'_, Standing> {
@@ -255,9 +262,10 @@ impl Object {
         let mut events = [0; 2];
         match self {
             Self::Pd(pd) => {
-                adapter.command::<DeallocPdIn>(|input| {
+                let freed = adapter.command::<DeallocPdIn>(|input| {
                     input.set(DeallocPdIn::PD, pd.number);
-                })?;
+                });
+                freed.map_err(in_use)?;
             }
             Self::Mr(mr) => {
                 adapter.command::<DestroyMkeyIn>(|input| {
@@ -265,9 +273,10 @@ impl Object {
                 })?;
             }
             Self::Cq(cq) => {
-                adapter.command::<DestroyCqIn>(|input| {
+                let destroyed = adapter.command::<DestroyCqIn>(|input| {
                     input.set(DestroyCqIn::CQN, cq.number);
-                })?;
+                });
+                destroyed.map_err(in_use)?;
                 let mut listeners = adapter.events();
                 events = [
                     listeners.end_completions(cq.number),
@@ -305,6 +314,13 @@ impl Object {
         }
         Ok(events)
     }
+}
+
+/// The error of a protection domain or completion queue that the device does not give up. A device
+/// has `BAD_RES_STATE` for it, EINVAL, but the kernel counts users itself and sends no command
+/// (`uverbs_free_pd`, `ib_destroy_cq_user`). The device has `RESOURCE_BUSY` for all others.
+fn in_use(error: Errno) -> Errno {
+    if error == Errno::INVALID { Errno::BUSY } else { error }
 }
 
 /// Converts the status of a command that was executed unchanged.
@@ -389,7 +405,7 @@ impl Objects {
             return Err(Errno::INVALID);
         }
         if self.is_used(handle, object) {
-            return Err(Errno::BUSY);
+            return Err(Errno::BUSY.because("other objects use it, or it is in a multicast group"));
         }
         let events = object.destroy(adapter)?;
         self.table.remove(&handle);
@@ -401,8 +417,15 @@ impl Objects {
     fn is_used(&self, handle: u32, object: &Object) -> bool {
         let mut others = self.table.values();
         match object {
-            Object::Pd(_) => {
-                others.any(|other| matches!(other, Object::Ah { pd } if *pd == handle))
+            Object::Pd(pd) => others.any(|other| {
+                matches!(other, Object::Ah { pd } if *pd == handle)
+                    || Target::of(other).is_some_and(|target| target.pd == pd.number)
+            }),
+            Object::Cq(cq) => {
+                others.any(|other| Target::of(other).is_some_and(|it| it.cq == cq.number))
+            }
+            Object::Srq(srq) => {
+                others.any(|other| Target::of(other).is_some_and(|it| it.srq == srq.number))
             }
             // The device counts the users of a domain, but not by which handle they came.
             Object::Xrcd(_) => others.any(|other| {

@@ -23,6 +23,7 @@ pub(crate) enum QpType {
 
 /// `IB_UVERBS_QPT_...`.
 pub(crate) const XRC_RECEIVE: u8 = 10;
+const RAW_PACKET: u64 = 8;
 
 impl QpType {
     /// Returns the type for a verbs type and driver flags.
@@ -35,7 +36,13 @@ impl QpType {
             (10, 0) => Ok(Self::XrcReceive),
             (0xff, qp_flag::TYPE_DCI) => Ok(Self::Dci),
             (0xff, qp_flag::TYPE_DCT) => Ok(Self::Dct),
-            (0..0xff, 0) => Err(Errno::UNSUPPORTED),
+            (RAW_PACKET, 0) => {
+                Err(Errno::UNSUPPORTED.because("qp_type: IBV_QPT_RAW_PACKET is not supported"))
+            }
+            (0..0xff, 0) => {
+                let reason = format_args!("qp_type: the type {kind} is not supported");
+                Err(Errno::UNSUPPORTED.because(reason))
+            }
             _ => Err(Errno::INVALID),
         }
     }
@@ -63,6 +70,12 @@ pub(crate) mod state {
     pub(crate) const RTR: u8 = 2;
     pub(crate) const RTS: u8 = 3;
     pub(crate) const ERROR: u8 = 6;
+
+    /// The name of a state, as in verbs.h without its prefix.
+    pub(crate) fn name(state: u8) -> &'static str {
+        const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+        NAMES.get(usize::from(state)).copied().unwrap_or("an unknown state")
+    }
 }
 
 /// `enum ib_qp_attr_mask`.
@@ -158,9 +171,10 @@ fn target(from: u8, to: u8) -> Option<(u32, u32)> {
 
 /// Returns an error unless a transition accepts exactly these attributes.
 pub(crate) fn check_move(kind: QpType, from: u8, to: u8, mask: u32) -> Result<(), Errno> {
+    let (old, new) = (state::name(from), state::name(to));
     let Some((required, optional)) = attributes(kind, from, to) else {
         return Err(Errno::INVALID.because(format_args!(
-            "qp_state: a queue pair of type {kind:?} does not go from state {from} to {to}"
+            "qp_state: a queue pair of type {kind:?} does not go from {old} to {new}"
         )));
     };
     let missing = required & !mask;
@@ -172,7 +186,7 @@ pub(crate) fn check_move(kind: QpType, from: u8, to: u8, mask: u32) -> Result<()
     };
     let names = Names(attributes);
     Err(Errno::INVALID.because(format_args!(
-        "attr_mask: {names} {fault} a queue pair of type {kind:?} from state {from} to {to}"
+        "attr_mask: {names} {fault} a queue pair of type {kind:?} from {old} to {new}"
     )))
 }
 

@@ -1,4 +1,5 @@
 /* Makes calls that are refused, each for another reason. */
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +25,8 @@ int main(void)
         .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = {8, 8, 1, 1, 0}
     };
     struct ibv_qp *qp = cq == NULL ? NULL : ibv_create_qp(pd, &init);
+    struct ibv_ah_attr path = {.is_global = 1, .port_num = 1, .grh = {.dgid.raw = {0xfe, 0x80}}};
+    struct ibv_flow_attr flow = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(flow), .port = 1};
     struct ibv_qp_attr attributes;
 
     if (qp == NULL) {
@@ -37,7 +40,14 @@ int main(void)
     expect_refused("modify_qp",
                    ibv_modify_qp(qp, &attributes,
                                  IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS));
-    expect_refused("dealloc_pd", ibv_dealloc_pd(pd));
+    attributes.qp_state = IBV_QPS_RTS;
+    expect_refused("the transition", ibv_modify_qp(qp, &attributes, IBV_QP_STATE));
+    init.qp_type = IBV_QPT_RAW_PACKET;
+    expect_refused("create_qp", ibv_create_qp(pd, &init) == NULL);
+    expect_refused("create_ah", ibv_create_ah(pd, &path) == NULL);
+    expect_refused("create_flow", ibv_create_flow(qp, &flow) == NULL);
+    expect_refused("destroy_cq", ibv_destroy_cq(cq) == EBUSY);
+    expect_refused("dealloc_pd", ibv_dealloc_pd(pd) == EBUSY);
     puts(failed ? "failed" : "all were refused");
     return failed;
 }

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::{Object, Pd};
 
-use super::device::{check_gid, check_port};
+use super::device::{check_port, check_route};
 use super::legacy::{CORE_IN, CORE_OUT};
 
 /// CREATE_AH.
@@ -21,9 +21,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     check_port(&context.adapter, path.port_num)?;
     let roce = context.adapter.link == Link::Roce;
     if path.is_global != 0 {
-        check_gid(&context.adapter, path.sgid_index)?;
+        check_route(&context.adapter, (path.port_num, path.sgid_index), Some(path.dgid))?;
     } else if roce {
-        return Err(Errno::INVALID);
+        return Err(Errno::INVALID.because("attr.is_global: it is 0, and RoCE needs a GID"));
     }
     let mut state = context.state();
     state.objects.get::<Pd>(request.pd_handle)?;

@@ -1,5 +1,6 @@
 //! Methods of the device: context, ports and GIDs.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::{
@@ -352,6 +353,28 @@ pub(crate) fn active_mtu(adapter: &Adapter) -> Result<Mtu, Errno> {
 pub(super) fn check_gid(adapter: &Adapter, index: impl Into<u64>) -> Result<u16, Errno> {
     let gids = adapter.gids()?;
     u16::try_from(index.into()).ok().filter(|&index| index < gids).ok_or(Errno::INVALID)
+}
+
+/// Returns an error if the port has no such GID, or if it and that of the `peer` have addresses of
+/// different IP versions, between which the kernel finds no route (linux addr.c:
+/// `rdma_resolve_ip`).
+pub(super) fn check_route(
+    adapter: &Adapter,
+    (port, index): (u8, u8),
+    peer: Option<[u8; 16]>,
+) -> Result<(), Errno> {
+    let index = check_gid(adapter, index).map_err(|error| {
+        error.because("ah_attr.grh.sgid_index: the port's table has no such entry")
+    })?;
+    let address = |gid: [u8; 16]| IpAddr::from(gid).to_canonical();
+    let peer = peer.map(address).filter(|peer| !peer.is_multicast());
+    let Some(peer) = peer.filter(|_| adapter.link == Link::Roce) else { return Ok(()) };
+    match adapter.gid(port, index)?.map(|own| address(own.gid)) {
+        Some(own) if own.is_ipv4() != peer.is_ipv4() => Err(Errno::INVALID.because(format_args!(
+            "grh: sgid_index {index} and dgid {peer} are of different IP versions"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn gid(adapter: &Adapter, port: u8, index: u16) -> Result<Option<GidEntry>, Errno> {

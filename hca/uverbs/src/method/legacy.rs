@@ -57,7 +57,7 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         command::MODIFY_QP | command::MODIFY_QP_EX => modify::modify(context, call),
         command::MODIFY_SRQ => shared_receive::modify(context, call),
         command::QUERY_SRQ => shared_receive::query(context, call),
-        _ => Err(Errno::UNSUPPORTED),
+        _ => Err(Errno::UNSUPPORTED.because("the software HCA does not have it")),
     };
     // This ABI reports every invalid handle with the same error.
     result.map_err(|error| if error == Errno::NO_ENTRY { Errno::INVALID } else { error })

@@ -18,7 +18,7 @@ use crate::errno::Errno;
 use crate::object::{Qp, Standing};
 use crate::qp_type::{QpType, bit, check_move, state};
 
-use super::device::{check_gid, check_port};
+use super::device::{check_port, check_route};
 use super::legacy::CORE_IN;
 use super::query_qp::current;
 use super::target;
@@ -60,7 +60,8 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let to = if mask & bit::STATE != 0 { request.qp_state } else { from };
     let claimed = if mask & bit::CURRENT_STATE != 0 { request.cur_qp_state } else { from };
     if claimed != from {
-        let reason = format_args!("cur_qp_state: the queue pair is in state {from}, not {claimed}");
+        let (is, claimed) = (state::name(from), state::name(claimed));
+        let reason = format_args!("cur_qp_state: the queue pair is in {is}, not {claimed}");
         return Err(Errno::INVALID.because(reason));
     }
     check_move(qp.kind, from, to, mask)?;
@@ -131,9 +132,9 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
         check_port(adapter, path.port_num)
             .map_err(|error| error.because("ah_attr.port_num: the device has no such port"))?;
         if path.is_global != 0 {
-            check_gid(adapter, path.sgid_index).map_err(|error| {
-                error.because("ah_attr.grh.sgid_index: the port's table has no such entry")
-            })?;
+            let (index, peer) = (path.sgid_index, path.dgid);
+            let peer = qp.kind.is_connected().then_some(peer);
+            check_route(adapter, (path.port_num, index), peer)?;
         } else if adapter.link == Link::Roce && !is_loopback(qp, request) {
             let reason = "ah_attr.is_global: it is 0, and RoCE needs a GID (ping-pongs: -g 0)";
             return Err(Errno::INVALID.because(reason));

@@ -1,6 +1,8 @@
 //! Structures and constants of the ABI of rdma_cm, version 4 (rdma_user_cm.h). Names are those of
 //! the header.
 
+use std::fmt;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{AhAttribute, structures};
@@ -123,6 +125,35 @@ pub(super) mod command {
     pub(crate) const BIND: u32 = 20;
     pub(crate) const RESOLVE_ADDR: u32 = 21;
     pub(crate) const JOIN_MCAST: u32 = 22;
+}
+
+/// The function of librdmacm that sends a command.
+pub(super) struct Function(pub(super) u32);
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            command::CREATE_ID => "rdma_create_id",
+            command::DESTROY_ID => "rdma_destroy_id",
+            command::BIND_IP | command::BIND => "rdma_bind_addr",
+            command::RESOLVE_IP | command::RESOLVE_ADDR => "rdma_resolve_addr",
+            command::RESOLVE_ROUTE => "rdma_resolve_route",
+            command::CONNECT => "rdma_connect",
+            command::LISTEN => "rdma_listen",
+            command::ACCEPT => "rdma_accept",
+            command::REJECT => "rdma_reject",
+            command::DISCONNECT => "rdma_disconnect",
+            command::INIT_QP_ATTR => "rdma_init_qp_attr",
+            command::GET_EVENT => "rdma_get_cm_event",
+            command::GET_OPTION | command::SET_OPTION => "rdma_set_option",
+            command::NOTIFY => "rdma_notify",
+            command::JOIN_IP_MCAST | command::JOIN_MCAST => "rdma_join_multicast",
+            command::LEAVE_MCAST => "rdma_leave_multicast",
+            command::MIGRATE_ID => "rdma_migrate_id",
+            command::QUERY | command::QUERY_ROUTE => "a query of a connection by librdmacm",
+            other => return write!(f, "command {other} of librdmacm"),
+        })
+    }
 }
 
 /// `RDMA_USER_CM_QUERY_...`.

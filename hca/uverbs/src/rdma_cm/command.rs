@@ -7,11 +7,12 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::abi::{
     Accept, Bind, BindIp, CommandHeader, Connect, CreateId, DestroyId, Disconnect, Ece,
-    EventResponse, GetEvent, InitQpAttr, JoinIpMcast, JoinMcast, Listen, MigrateId, Notify, Query,
-    Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, option,
+    EventResponse, Function, GetEvent, InitQpAttr, JoinIpMcast, JoinMcast, Listen, MigrateId,
+    Notify, Query, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, option,
 };
 use super::{Channel, address, directory};
 use crate::errno::Errno;
+use crate::explain::explained;
 use crate::{process, user_memory};
 
 /// Longest command.
@@ -75,6 +76,12 @@ impl Channel {
     /// Executes a command.
     pub(crate) fn execute(&self, bytes: &[u8]) -> Result<Outcome, Errno> {
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| Errno::INVALID)?;
+        // librdmacm asks by a bind to an InfiniBand address whether there are such.
+        let is_probe = |error| header.cmd == command::BIND && error == Errno(libc::EAFNOSUPPORT);
+        explained(&Function(header.cmd), is_probe, || self.executed(header, rest))
+    }
+
+    fn executed(&self, header: CommandHeader, rest: &[u8]) -> Result<Outcome, Errno> {
         let bytes = rest.get(..usize::from(header.size_in)).ok_or(Errno::INVALID)?;
         let arguments = &Arguments { bytes, room: header.size_out.into() };
         match header.cmd {

@@ -19,6 +19,7 @@ use super::message::{
 };
 use super::state::{State, connection_event, datagram_event, enhancements_event, random};
 use crate::abi::AhAttribute;
+use crate::explain;
 
 const PSN: u32 = 0x00ff_ffff;
 /// The kernel's status of an event for a peer that does not respond.
@@ -106,6 +107,8 @@ impl State {
     }
 
     fn refuse(&mut self, arrival: Arrival, remote: u32, reason: u16) {
+        let (from, why) = (arrival.source, meaning(reason));
+        explain::tell(format_args!("a connection from {from} is refused: {why}"));
         let pair = Ids { local: 0, remote };
         let content = Content::Rejected { pair, message: 0, reason, private: [0; 148] };
         self.respond(arrival, &content);
@@ -412,6 +415,29 @@ impl State {
             }
         }
     }
+}
+
+/// Returns why a request for a connection is rejected.
+fn meaning(code: u16) -> &'static str {
+    match code {
+        reason::TIMEOUT => "the response was late",
+        reason::NO_SERVICE => "no program listens to the port of this address",
+        reason::TRANSPORT => "the listener has another type of queue pair",
+        reason::STALE => "the queue pair has another connection that is not over yet",
+        reason::MTU => "the requested path MTU is larger than the listener's port has (--mtu)",
+        reason::CONSUMER => "the program rejects it (rdma_reject)",
+        _ => "the reason is one of IBTA table 111",
+    }
+}
+
+/// Returns why a connection fails, for the event that reports it.
+pub(super) fn refused(event: EventType, code: i32) -> Option<&'static str> {
+    Some(match (event, code) {
+        (EventType::Rejected, _) => meaning(u16::try_from(code).unwrap_or_default()),
+        (EventType::Unreachable, TIMED_OUT) => "the peer does not respond",
+        (EventType::Unreachable, _) => "no program listens to the port, or it rejects the request",
+        _ => return None,
+    })
 }
 
 /// Returns the path to the port with address `peer`.

@@ -13,8 +13,10 @@ use super::address::same_family;
 use super::link::{Link, Stage};
 use super::message::{Bytes, Enhancements, Transport};
 use super::multicast::Membership;
+use super::receive::refused;
 use super::signal::Signal;
 use crate::errno::Errno;
+use crate::explain;
 
 /// `RDMA_PS_...`.
 const PS_IPOIB: u16 = 0x0002;
@@ -447,6 +449,9 @@ impl State {
         fill: impl FnOnce(&mut EventResponse),
     ) {
         let Some(entry) = self.ids.get(&id).filter(|entry| entry.uid != 0) else { return };
+        if let (Some(reason), Some(peer)) = (refused(event, status), entry.destination) {
+            explain::tell(format_args!("the connection to {peer} is refused: {reason}"));
+        }
         let Some(events) = self.channels.get_mut(&entry.channel) else { return };
         let mut response = EventResponse::new_zeroed();
         (response.uid, response.id) = (entry.uid, id);
