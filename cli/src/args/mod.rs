@@ -392,6 +392,10 @@ pub(crate) struct HcaRunArgs {
     /// threads when it finds nothing
     #[arg(long)]
     pub(crate) no_yield: bool,
+    /// Refuse to register memory beyond RLIMIT_MEMLOCK (ulimit -l), as the kernel does with ENOMEM
+    /// for programs without CAP_IPC_LOCK
+    #[arg(long)]
+    pub(crate) memlock: bool,
     /// Print a line on standard error for each verb that is refused: the argument, the reason and
     /// the error number
     #[arg(long)]

@@ -33,6 +33,9 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_YIELD", if args.no_yield { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
+    if args.memlock {
+        command.env("BAREWIRE_HCA_MEMLOCK", "yes");
+    }
     if args.explain {
         command.env("BAREWIRE_HCA_EXPLAIN", "yes");
     }

@@ -59,6 +59,33 @@ fn refused_verbs_are_explained() {
     assert_eq!(explained(&[], &[], program.path()).stderr, "");
 }
 
+/// The kernel refuses more than the limit for programs without CAP_IPC_LOCK, which root is run
+/// without here. By default the model does not.
+#[test]
+fn memory_beyond_the_limit_is_refused_on_request() {
+    if !installed("prlimit", "util-linux") || !installed("setpriv", "util-linux") {
+        return;
+    }
+    let Some(program) = compiled("memlock") else { return };
+    // SAFETY: no arguments, and no error.
+    let root = unsafe { libc::geteuid() } == 0;
+    let confined = ["setpriv", "--bounding-set=-ipc_lock"];
+    let confined = if root { &confined[..] } else { &[] };
+    let limited = [&["prlimit", "--memlock=65536:65536"], confined, &[program.path()]].concat();
+    let run = |options: &[&str]| {
+        let words = [&["hca", "run"], options, &["--"], &limited].concat();
+        support::run(&words)
+    };
+    let ended = run(&["--memlock", "--explain"]);
+    let refused = "half: registered\nmore: ENOMEM\nafter it: registered\n";
+    assert!(ended.status.success() && ended.stdout == refused, "{ended:#?}");
+    let reason = "ibv_reg_mr is refused: RLIMIT_MEMLOCK: 16 pages more than 8 are over the limit of \
+                  16 (ulimit -l 64): Cannot allocate memory (os error 12)";
+    assert!(ended.stderr.contains(reason), "{ended:#?}");
+    let ended = run(&[]);
+    assert_eq!(ended.stdout, "half: registered\nmore: registered\n", "{ended:#?}");
+}
+
 #[test]
 fn a_static_program_gets_a_warning() {
     if !installed("cc", "gcc") {

@@ -17,6 +17,7 @@ use crate::clock::ClockPage;
 use crate::config::{self, Link, Settings};
 use crate::errno::Errno;
 use crate::event::{Events, Queue};
+use crate::pinned::Pinned;
 use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
 use crate::user_memory;
@@ -200,12 +201,13 @@ pub(crate) struct UserMemory {
     /// Address of the first byte.
     start: u64,
     given_back: AtomicBool,
+    _pinned: Pinned,
 }
 
 impl UserMemory {
-    /// Registers memory as the kernel does: faults in every page, for writing if `writable`.
-    /// Returns EFAULT if the program itself may not access a page so, or if the pages are those of
-    /// a file that is written back ([`check_pin`]).
+    /// Registers memory as the kernel does: counts its pages against the limit, and faults in every
+    /// page, for writing if `writable`. Returns EFAULT if the program itself may not access a page
+    /// so, or if the pages are those of a file that is written back ([`check_pin`]).
     ///
     /// A program promises by registering memory that it stays mapped. The kernel pins the pages and
     /// so survives a broken promise; here the device gets a fault instead.
@@ -214,6 +216,27 @@ impl UserMemory {
         start: u64,
         length: u64,
         writable: bool,
+    ) -> Result<Self, Errno> {
+        Self::pin(adapter, start, length, writable, Pinned::new(start, length)?)
+    }
+
+    /// Registers memory that does not count against the limit: that of devices, and doorbell
+    /// records, since the kernel counts a page with many of them once.
+    pub(crate) fn register_uncounted(
+        adapter: &Arc<Adapter>,
+        start: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<Self, Errno> {
+        Self::pin(adapter, start, length, writable, Pinned::none())
+    }
+
+    fn pin(
+        adapter: &Arc<Adapter>,
+        start: u64,
+        length: u64,
+        writable: bool,
+        pinned: Pinned,
     ) -> Result<Self, Errno> {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
@@ -236,6 +259,7 @@ impl UserMemory {
             id,
             start: start as u64,
             given_back: AtomicBool::new(false),
+            _pinned: pinned,
         })
     }
 
@@ -252,7 +276,13 @@ impl UserMemory {
         // any time, and that it stays mapped during an atomic operation.
         let id =
             unsafe { device.register_umem_on_demand(pointer, length as usize, rights(writable)) }?;
-        Ok(Self { adapter: Arc::clone(adapter), id, start, given_back: AtomicBool::new(false) })
+        Ok(Self {
+            adapter: Arc::clone(adapter),
+            id,
+            start,
+            given_back: AtomicBool::new(false),
+            _pinned: Pinned::none(),
+        })
     }
 
     /// Brings in part of memory that is registered on demand; returns EFAULT if that is not

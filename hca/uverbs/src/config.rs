@@ -18,6 +18,9 @@ pub(crate) const LINK_VARIABLE: &str = "BAREWIRE_HCA_LINK";
 pub(crate) const DEVX_VARIABLE: &str = "BAREWIRE_HCA_DEVX";
 /// Whether polls without a completion yield the CPU: `no` leaves them alone.
 pub(crate) const YIELD_VARIABLE: &str = "BAREWIRE_HCA_YIELD";
+/// Whether registered memory counts against RLIMIT_MEMLOCK: `yes`. By default it does not, since
+/// the limit of a host without an adapter says nothing about that of a host with one.
+pub(crate) const MEMLOCK_VARIABLE: &str = "BAREWIRE_HCA_MEMLOCK";
 /// IP addresses of the devices, in order, between commas. The others choose theirs.
 pub(crate) const ADDRESSES_VARIABLE: &str = "BAREWIRE_HCA_ADDRESSES";
 /// Number of ports per device: 1 or 2.
@@ -47,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) link: Link,
     pub(crate) devx: bool,
     pub(crate) yields: bool,
+    pub(crate) memlock: bool,
     pub(crate) ports: u8,
 }
 
@@ -57,6 +61,7 @@ impl Settings {
             devices: text(DEVICES_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_DEVICES),
             devx: text(DEVX_VARIABLE) != "no",
             yields: text(YIELD_VARIABLE) != "no",
+            memlock: text(MEMLOCK_VARIABLE) == "yes",
             ports: text(PORTS_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_PORTS),
             link: if text(LINK_VARIABLE) == "ib" { Link::InfiniBand } else { Link::Roce },
         }

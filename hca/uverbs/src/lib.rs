@@ -21,6 +21,7 @@ pub mod interpose;
 mod method;
 mod object;
 mod path;
+mod pinned;
 mod process;
 mod qp_type;
 mod rdma_cm;

@@ -31,6 +31,8 @@ static INHERITED: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug)]
 pub(crate) struct Process {
     settings: Settings,
+    /// Pages of registered memory, if they count.
+    pinned: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -85,6 +87,7 @@ pub(crate) fn get() -> &'static Process {
     if process.is_null() {
         let new = Box::into_raw(Box::new(Process {
             settings: Settings::from_env(),
+            pinned: AtomicU64::new(0),
             state: Mutex::default(),
         }));
         process = match PROCESS.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire)
@@ -114,6 +117,11 @@ impl Process {
     /// Returns whether polls without a completion yield the CPU.
     pub(crate) fn yields(&self) -> bool {
         self.settings.yields
+    }
+
+    /// Returns the count of pages of registered memory, if they count against RLIMIT_MEMLOCK.
+    pub(crate) fn pinned(&'static self) -> Option<&'static AtomicU64> {
+        self.settings.memlock.then_some(&self.pinned)
     }
 
     /// Makes `descriptor` an open descriptor of device `number`.

@@ -104,7 +104,11 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: "BAREWIRE_HCA_DEVX", doc: "no: these devices have no DEVX" },
     Variable {
         name: "BAREWIRE_HCA_EXPLAIN",
-        doc: "yes: a line on standard error for each verb that these devices refuse",
+        doc: "yes: a line on standard error for each call that these devices refuse",
+    },
+    Variable {
+        name: "BAREWIRE_HCA_MEMLOCK",
+        doc: "yes: these devices refuse memory beyond RLIMIT_MEMLOCK",
     },
     Variable { name: "BAREWIRE_HCA_YIELD", doc: "no: programs that poll do not run these devices" },
 ];

@@ -158,8 +158,14 @@ fn arena() -> u64 {
 fn adapter() -> &'static (Arc<Adapter>, u32) {
     static ADAPTER: OnceLock<(Arc<Adapter>, u32)> = OnceLock::new();
     ADAPTER.get_or_init(|| {
-        let settings =
-            Settings { devices: 1, link: Link::Roce, devx: true, yields: true, ports: 1 };
+        let settings = Settings {
+            devices: 1,
+            link: Link::Roce,
+            devx: true,
+            yields: true,
+            memlock: false,
+            ports: 1,
+        };
         let adapter = Adapter::open(0, settings).expect("an address of 127.0.0.0/8 is free");
         let (uar, _) = adapter.take_uar().expect("there are many");
         (adapter, uar)

@@ -109,7 +109,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     };
     let bytes = u64::from(entries) * u64::from(request.cqe_size);
     let ring = UserMemory::register(adapter, request.buf_addr, bytes, true)?;
-    let doorbell = UserMemory::register(adapter, request.db_addr, DOORBELL, true)?;
+    let doorbell = UserMemory::register_uncounted(adapter, request.db_addr, DOORBELL, true)?;
     let answer = adapter.command::<CreateCqIn>(|create| {
         create.set(CreateCqIn::CQ_UMEM_VALID, true).set(CreateCqIn::CQ_UMEM_ID, ring.id());
         create

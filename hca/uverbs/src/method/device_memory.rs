@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::access;
+use crate::adapter::UserMemory;
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
@@ -99,8 +100,11 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     }
     // An empty region at the end of the memory has no page.
     let start = memory.address() as u64 + if length == 0 { 0 } else { offset };
-    let mut mr = Wanted { pd, start, length, address: 0, access }
-        .make_unchecked(&context.adapter, number)?;
+    let mut mr = Wanted { pd, start, length, address: 0, access }.make_unchecked(
+        &context.adapter,
+        number,
+        UserMemory::register_uncounted,
+    )?;
     mr.device_memory = Some((handle, memory));
     let key = mr.key;
     state.objects.insert_given(&context.adapter, Object::Mr(mr), |handle| {

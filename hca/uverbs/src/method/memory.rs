@@ -103,7 +103,7 @@ impl Wanted {
 
     fn make(self, adapter: &Arc<Adapter>, pd_number: u32) -> Result<Mr, Errno> {
         self.check()?;
-        self.make_unchecked(adapter, pd_number)
+        self.make_unchecked(adapter, pd_number, UserMemory::register)
     }
 
     /// Creates the region without the checks of memory of the program.
@@ -111,6 +111,7 @@ impl Wanted {
         self,
         adapter: &Arc<Adapter>,
         pd_number: u32,
+        register: fn(&Arc<Adapter>, u64, u64, bool) -> Result<UserMemory, Errno>,
     ) -> Result<Mr, Errno> {
         let writable = self.is_writable();
         let ((start, length), address) = if self.is_everything() {
@@ -122,7 +123,7 @@ impl Wanted {
             UserMemory::register_on_demand(adapter, start, length, writable)?
         } else {
             // A region of device memory may be empty.
-            UserMemory::register(adapter, start, length.max(1), writable)?
+            register(adapter, start, length.max(1), writable)?
         };
         let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
         let has = |right| self.access & right != 0;

@@ -254,7 +254,7 @@ fn register(
         if rings.bytes > 0 {
             memory.push(UserMemory::register(adapter, request.buf_addr, rings.bytes, true)?);
         }
-        memory.push(UserMemory::register(adapter, request.db_addr, DOORBELL, true)?);
+        memory.push(UserMemory::register_uncounted(adapter, request.db_addr, DOORBELL, true)?);
     }
     Ok(memory)
 }

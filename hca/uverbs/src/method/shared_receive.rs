@@ -88,7 +88,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let pd = state.objects.get::<Pd>(call.handle(PD)?)?.number;
     let bytes = u64::from(entries) * u64::from(stride);
     let ring = UserMemory::register(adapter, request.buf_addr, bytes, true)?;
-    let doorbell = UserMemory::register(adapter, request.db_addr, DOORBELL, true)?;
+    let doorbell = UserMemory::register_uncounted(adapter, request.db_addr, DOORBELL, true)?;
     let shape = Shape { entries, stride, pd, memory: [ring.id(), doorbell.id()] };
     let user_index = request.uidx & USER_INDEX;
     let cq = || Ok::<u32, Errno>(state.objects.get::<Cq>(call.handle(CQ)?)?.number);
