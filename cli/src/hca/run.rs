@@ -4,6 +4,7 @@ use super::tree::Tree;
 use crate::args::HcaRunArgs;
 use crate::error::{Error, local};
 use crate::preload::{self, Library};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 const LIBRARY: Library = Library {
@@ -11,6 +12,22 @@ const LIBRARY: Library = Library {
     package: "barewire-hca-uverbs",
     installed: "barewire-hca-preload",
 };
+
+/// Options of AddressSanitizer.
+const ASAN_VARIABLE: &str = "ASAN_OPTIONS";
+
+/// Returns the options of AddressSanitizer for the program and its children. GCC's runtime refuses
+/// to start behind a preloaded library, which could allocate memory past it; this library calls the
+/// functions that the runtime replaces, wherever it stands.
+fn sanitized() -> OsString {
+    let mut options = OsString::from("verify_asan_link_order=0");
+    if let Some(own) = std::env::var_os(ASAN_VARIABLE).filter(|own| !own.is_empty()) {
+        // The last of an option counts.
+        options.push(":");
+        options.push(own);
+    }
+    options
+}
 
 /// Runs the program with the library preloaded. Returns its exit code, or 128 plus the number of
 /// the signal that ended it.
@@ -32,7 +49,8 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
         .env("BAREWIRE_HCA_YIELD", if args.no_yield { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
-        .env("UCX_MEM_MMAP_HOOK_MODE", "none");
+        .env("UCX_MEM_MMAP_HOOK_MODE", "none")
+        .env(ASAN_VARIABLE, sanitized());
     if args.memlock {
         command.env("BAREWIRE_HCA_MEMLOCK", "yes");
     }

@@ -13,6 +13,7 @@ mod hca_explain;
 mod hca_files;
 mod hca_link;
 mod hca_run;
+mod hca_sanitizers;
 mod hello;
 mod hosts;
 mod install;

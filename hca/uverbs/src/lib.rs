@@ -25,6 +25,7 @@ mod pinned;
 mod process;
 mod qp_type;
 mod rdma_cm;
+pub mod sanitizers;
 mod shared;
 mod signals;
 mod trace;

@@ -1,0 +1,74 @@
+//! Programs with sanitizers, and under valgrind, on the software HCA: neither reports anything of
+//! the library, and no setting is needed.
+
+use crate::hca::{self, installed};
+use crate::support::{self, Ended, PATIENCE, TestFile};
+use std::path::Path;
+use std::process::Command;
+
+/// Compiles `hca/transfer.c` with these options; `None` if something is missing.
+fn transfer(options: &[&str]) -> Option<TestFile> {
+    if !installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        hca::skipped("the headers of libibverbs", "libibverbs-dev");
+        return None;
+    }
+    let program = TestFile::new("transfer", 0);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/transfer.c");
+    let fixed = ["-g", "-Wall", "-Wextra", "-Werror", "-o", program.path(), source, "-libverbs"];
+    let compiled = Command::new("cc").args(fixed).args(options).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    Some(program)
+}
+
+/// The same with a sanitizer, whose runtime is a library of the compiler.
+fn sanitized(option: &str, runtime: &str) -> Option<TestFile> {
+    let name = format!("-print-file-name={runtime}");
+    let found = Command::new("cc").arg(name).output().ok()?.stdout;
+    // Without the library, the compiler prints its name only.
+    if !String::from_utf8_lossy(&found).starts_with('/') {
+        hca::skipped(runtime, "libgcc-12-dev, or that of your compiler");
+        return None;
+    }
+    transfer(&[option])
+}
+
+/// Runs a program between two devices, whose packets are datagrams: the device's thread sends them
+/// by system calls, which sanitizers see.
+fn run(program: &[&str], environment: &[(&str, &str)]) -> Ended {
+    let words = [&["hca", "run", "--devices", "2", "--"], program].concat();
+    let wire = ("BAREWIRE_HCA_WIRE", "udp");
+    support::start_with(&words, &[&[wire], environment].concat()).end(PATIENCE)
+}
+
+#[test]
+fn a_program_with_address_sanitizer_starts_and_nothing_is_reported() {
+    let Some(program) = sanitized("-fsanitize=address", "libasan.so") else { return };
+    // Options of the user do not prevent it.
+    for environment in [&[][..], &[("ASAN_OPTIONS", "detect_stack_use_after_return=1")]] {
+        let ended = run(&[program.path()], environment);
+        assert!(ended.status.success() && ended.stderr.is_empty(), "{ended:#?}");
+    }
+}
+
+#[test]
+fn thread_sanitizer_reports_nothing_of_the_library() {
+    let Some(program) = sanitized("-fsanitize=thread", "libtsan.so") else { return };
+    let ended = run(&[program.path()], &[]);
+    if ended.stderr.contains("unexpected memory mapping") {
+        println!("skipped: ThreadSanitizer does not run on this kernel");
+        return;
+    }
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{ended:#?}");
+}
+
+#[test]
+fn valgrind_reports_nothing() {
+    if !installed("valgrind", "valgrind") {
+        return;
+    }
+    let Some(program) = transfer(&[]) else { return };
+    let valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full"];
+    let kinds = ["--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
+    let ended = run(&[&valgrind[..], &kinds, &[program.path()]].concat(), &[]);
+    assert!(ended.status.success(), "{ended:#?}");
+}
