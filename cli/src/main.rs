@@ -152,7 +152,11 @@ fn hand_on_key(cli: &Cli) -> Result<(), Error> {
         std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
     if given && (cli.key_file.is_some() || makes_pair(&cli.command)) {
         // A key that cannot be read is reported before any output.
-        crate::transports::key()?;
+        let key = crate::transports::key()?;
+        // The packets of devices under another program, and the command to their links.
+        if let (Command::Hca(_), Some(key)) = (&cli.command, key) {
+            set("BAREWIRE_HCA_KEY", key.to_digits().as_ref());
+        }
     }
     if makes_pair(&cli.command) && !given {
         let key = Key::generate().map_err(|error| Error::Local(error.to_string()))?;

@@ -262,7 +262,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     switch!(
         "relaxed-only",
         true,
-        "Refuse memory keys without relaxed order of writes",
+        "Refuse memory keys without relaxed order of writes, and so those of most verbs programs",
         relaxed_keys
     ),
     value!(

@@ -30,7 +30,8 @@ pub(crate) struct Cli {
     #[arg(long, global = true, value_name = "FILE", help_heading = "Software HCA")]
     pub(crate) pcap: Option<PathBuf>,
     /// The key that both ends share, for servers and clients on different hosts and for tcp: a file
-    /// of 32 bytes, or of 64 hexadecimal digits, that only its owner may read
+    /// of 32 bytes, or of 64 hexadecimal digits, that only its owner may read; `hca` uses it as
+    /// BAREWIRE_HCA_KEY, for programs in different containers or of different users
     #[arg(long, global = true, value_name = "FILE", help_heading = "Connections")]
     pub(crate) key_file: Option<PathBuf>,
 }
@@ -330,12 +331,13 @@ pub(crate) enum HcaCommand {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-While `barewire hca run --address 127.7.0.1 -- PROGRAM` runs, `barewire hca link 127.7.0.1 down` takes
-the link of its device down. The program has to have opened the device.
-
-Programs of the same user are reached, from the same machine or network namespace. If they have a
-BAREWIRE_HCA_KEY, this command needs the same one.")]
+#[command(
+    after_help = "While `barewire hca run --address 127.7.0.1 -- PROGRAM` runs, `barewire hca link \
+    127.7.0.1 down` takes the link of its device down. The program has to have opened the \
+    device.\n\n\
+    Programs of the same user are reached, from the same machine or network namespace; those with \
+    a key only with the same one (--key-file or BAREWIRE_HCA_KEY)."
+)]
 pub(crate) struct HcaLinkArgs {
     /// The address of the port, with which its GID ends
     #[arg(value_name = "ADDRESS")]
@@ -363,11 +365,12 @@ Examples:
   barewire hca run --devices 2 -- ib_write_lat -d mlx5_1 -n 100 &
   barewire hca run -- ib_write_lat -d mlx5_0 -n 100 localhost
 
-The devices share the CPUs with the programs. On few CPUs, programs that poll their memory, such as
-ib_write_lat, are slow: take few iterations (-n).
+The devices share the CPUs with the programs. On few CPUs, programs that poll
+their memory, such as ib_write_lat, are slow: take few iterations (-n).
 RoCE needs a GID: the ping-pongs take its index by -g 0.
-Programs of librdmacm (rping, perftest with -R) reach a server on this machine by 127.0.0.1. A
-statically linked program finds no device. What exists: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
+Programs of librdmacm (rping, perftest with -R) reach a server on this machine
+by 127.0.0.1. A statically linked program finds no device. What exists:
+https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]
@@ -396,8 +399,8 @@ pub(crate) struct HcaRunArgs {
     /// for programs without CAP_IPC_LOCK
     #[arg(long)]
     pub(crate) memlock: bool,
-    /// Print a line on standard error for each verb that is refused: the argument, the reason and
-    /// the error number
+    /// Print a line on standard error for each call of libibverbs or librdmacm that is refused: the
+    /// argument, the reason and the error number
     #[arg(long)]
     pub(crate) explain: bool,
     /// What the devices require of their driver
@@ -586,6 +589,22 @@ mod tests {
     #[test]
     fn the_definition_holds() {
         Cli::command().debug_assert();
+    }
+
+    /// Help is wrapped at 100 columns, so that a longer line breaks in two.
+    #[test]
+    fn lines_of_help_that_break_by_themselves_fit() {
+        fn check(command: &clap::Command) {
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            // A paragraph that is one line is wrapped as a whole.
+            for paragraph in after.split("\n\n").filter(|paragraph| paragraph.contains('\n')) {
+                for line in paragraph.lines() {
+                    assert!(line.len() <= 100, "{}: {line}", command.get_name());
+                }
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
     }
 
     #[test]

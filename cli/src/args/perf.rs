@@ -173,13 +173,16 @@ Examples:
   barewire perf -x shm -b tests.txt                         # two tests, named latency and stream
 perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per second.
 
-Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server in a second process;
-as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server and rank 1 measures.
-Without a key, a server serves its own user on this machine, over a unix socket. With a key, it listens on TCP and serves those who know it.
-It takes the tests, their sizes and counts from the client, within --max-memory and --max-messages. What it is told itself, the client must
-agree with. A client that fails or is refused is a warning, and the server waits for the next one; after one that succeeds it ends.
-Each line of a batch file is a test: its name, then words of this command line. Several files are combined, every line of one with every
-line of the next.")]
+Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the
+server in a second process; as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server
+and rank 1 measures.
+Without a key, a server serves its own user on this machine, over a unix socket. With a key, it
+listens on TCP and serves those who know it. It takes the tests, their sizes and counts from the
+client, within --max-memory and --max-messages. What it is told itself, the client must agree
+with. A client that fails or is refused is a warning, and the server waits for the next one;
+after one that succeeds it ends.
+Each line of a batch file is a test: its name, then words of this command line. Several files
+are combined, every line of one with every line of the next.")]
 pub(crate) struct PerfArgs {
     /// Host of the server to measure against
     #[arg(conflicts_with_all = ["listen", "loopback"])]

@@ -43,7 +43,7 @@ impl Args for Required {
     fn augment_args(command: Command) -> Command {
         let all = Arg::new(ALL).long(ALL).action(ArgAction::SetTrue);
         let command = command
-            .arg(all.help("Require everything that a driver can meet, with examples of values"));
+            .arg(all.help("Require everything that a driver can meet, with examples of values; most verbs programs cannot, because of --relaxed-only"));
         REQUIREMENTS.iter().fold(command, |command, requirement| {
             let arg = Arg::new(requirement.name).long(requirement.name).help(requirement.effect);
             command.arg(if requirement.example.is_empty() {

@@ -87,6 +87,18 @@ fn memory_beyond_the_limit_is_refused_on_request() {
 }
 
 #[test]
+fn a_key_file_is_the_key_of_the_devices() {
+    hca::library();
+    let (file, digits) = (TestFile::new("job.key", 0), "6b".repeat(32));
+    std::fs::write(file.path(), &digits).unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(file.path(), private).unwrap();
+    let script = "echo $BAREWIRE_HCA_KEY";
+    let ended = support::run(&["hca", "run", "--key-file", file.path(), "--", "sh", "-c", script]);
+    assert_eq!((ended.stdout.trim(), ended.stderr.as_str()), (digits.as_str(), ""), "{ended:#?}");
+}
+
+#[test]
 fn a_static_program_gets_a_warning() {
     if !installed("cc", "gcc") {
         return;
