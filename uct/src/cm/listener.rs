@@ -321,7 +321,9 @@ pub(crate) unsafe extern "C" fn uct_listener_destroy(listener: *mut CmListener) 
                 let found = connections.iter().filter(|(_, one)| is_unknown(one));
                 found.map(|(id, _)| *id).collect()
             };
-            unknown.into_iter().for_each(|id| core.remove(id));
+            for id in unknown {
+                core.remove(id);
+            }
             Ok(())
         })?;
         // SAFETY: it is destroyed once. No callback with it runs: the lock was free, or this is
