@@ -174,11 +174,13 @@ pub fn runtime(environment: &dyn Environment) -> Result<(Runtime, String), Detec
             return Ok((runtime, format!("{variable} is set")));
         }
     }
-    // Also if some are missing, which is then an error, and not a job of one rank.
-    let set: Vec<&str> = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-        .into_iter()
-        .filter(|name| is_set(name))
-        .collect();
+    // Also if some are missing, which is then an error, and not a job of one rank. A port alone says
+    // nothing of ranks: Kubernetes sets it for a service of the name `master`.
+    let names = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+    let mut set: Vec<&str> = names.into_iter().filter(|name| is_set(name)).collect();
+    if set == ["MASTER_PORT"] {
+        set.clear();
+    }
     match &set[..] {
         [] => Ok((Runtime::Single, NONE.to_owned())),
         [one] => Ok((Runtime::Tcp, format!("{one} is set"))),

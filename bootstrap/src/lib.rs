@@ -11,7 +11,7 @@
 //! | [`Pmix`](Runtime::Pmix) | Open MPI's `mpirun`, `srun --mpi=pmix` | `PMIX_NAMESPACE` is set |
 //! | [`Pmi1`](Runtime::Pmi1) | `mpiexec.hydra` (MPICH), `srun --mpi=pmi2` | `PMI_FD` is set |
 //! | [`Directory`](Runtime::Directory) | tests, hosts with a shared file system | `BAREWIRE_BOOTSTRAP_DIR` is set; needs `RANK` and `WORLD_SIZE` |
-//! | [`Tcp`](Runtime::Tcp) | `barewire run`, torchrun, a loop of ssh | `RANK`, `WORLD_SIZE`, `MASTER_ADDR` or `MASTER_PORT` is set; needs all of them |
+//! | [`Tcp`](Runtime::Tcp) | `barewire run`, torchrun, a loop of ssh | `RANK`, `WORLD_SIZE` or `MASTER_ADDR` is set; needs them and `MASTER_PORT` |
 //! | [`Single`](Runtime::Single) | none | otherwise |
 //!
 //! A launcher may pass rank 0 a socket that listens at `MASTER_ADDR` and `MASTER_PORT`, so that no

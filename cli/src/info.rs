@@ -143,9 +143,10 @@ fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
     }
     out.line("\n# Other variables")?;
     for other in VARIABLES {
-        // The key is secret.
+        // Keys are secret.
+        let is_key = [barewire_tcp::key::KEY_VARIABLE, barewire_hca::KEY_VARIABLE];
         let value = match set(other.name) {
-            Some(_) if other.name == barewire_tcp::key::KEY_VARIABLE => {
+            Some(_) if is_key.contains(&other.name) => {
                 format!("# {} is set", other.name)
             }
             Some(value) => format!("{}='{}'", other.name, value.replace('\'', "'\\''")),

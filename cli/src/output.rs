@@ -75,7 +75,12 @@ pub(crate) fn wrapped(text: &str, indent: usize, columns: usize) -> String {
 /// Checks that `what`, such as `the plot`, can be written to a file, before a command does what
 /// takes long.
 pub(crate) fn check_file(what: &str, file: &Path) -> Result<(), Error> {
-    let is_new = !file.exists();
+    let found = fs::symlink_metadata(file);
+    if found.as_ref().is_ok_and(|found| !found.is_file()) {
+        // A pipe, for example, whose reader would see its end.
+        return Ok(());
+    }
+    let is_new = found.is_err();
     OpenOptions::new()
         .append(true)
         .create(true)

@@ -180,6 +180,13 @@ impl Peers {
         links.iter().map(|(rank, link)| (*rank, link.clone())).collect()
     }
 
+    /// The ranks with a connected link, whichever side opened it.
+    pub(crate) fn linked(&self) -> Vec<u32> {
+        let links = self.links.borrow();
+        let connected = links.values().filter(|link| link.state() == crate::State::Connected);
+        connected.filter_map(|link| self.rank_of(link.peer())).collect()
+    }
+
     /// A rank whose link has failed.
     pub(crate) fn failed(&self) -> Option<u32> {
         let links = self.links.borrow();

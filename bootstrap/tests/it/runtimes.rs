@@ -732,7 +732,7 @@ fn detection_follows_the_environment() {
             "because WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and RANK and BAREWIRE_KEY are \
              not set: ",
         ),
-        (&[("MASTER_PORT", "7801")], "To run alone as one rank, set BAREWIRE_BOOTSTRAP=single"),
+        (&[("WORLD_SIZE", "2")], "To run alone as one rank, set BAREWIRE_BOOTSTRAP=single"),
         (&[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "0")], "is set, and WORLD_SIZE is not set"),
         (
             &[("PMI_FD", "x"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")],

@@ -53,7 +53,10 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
     let (mut points, mut failed, mut lacking) = (Vec::new(), Vec::new(), Vec::new());
     for (choice, jobs) in plans {
         if jobs.iter().all(Option::is_none) {
-            lacking.push(choice.transport.name());
+            let name = choice.transport.name();
+            if !lacking.contains(&name) {
+                lacking.push(name);
+            }
         }
         let there: Vec<Job> = jobs.iter().flatten().cloned().collect();
         match super::measure(args, &there, &mut printer) {

@@ -5,8 +5,9 @@ use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 
 /// File systems whose pages are in no other place than memory: a kernel need not know when a device
-/// has written to them. That of device files is one, and so are the mappings of a DAX device.
-const IN_MEMORY: [&str; 3] = ["tmpfs", "devtmpfs", "hugetlbfs"];
+/// has written to them. That of device files is one, and so are the mappings of a DAX device. Where
+/// the files of `overlay` and `rootfs` are, their names do not say: they count as in memory.
+const IN_MEMORY: [&str; 5] = ["tmpfs", "devtmpfs", "hugetlbfs", "rootfs", "overlay"];
 
 /// A mapping of the process: see proc_pid_maps(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,19 +29,29 @@ impl Mapping {
     /// Without `/proc`.
     pub fn over(range: Range<usize>) -> io::Result<impl Iterator<Item = Self>> {
         let lines = BufReader::new(File::open("/proc/self/maps")?).split(b'\n');
-        let mappings = lines.map_while(Result::ok).filter_map(|line| Self::parse(&line));
         let (start, end) = (range.start, range.end);
-        Ok(mappings
-            .skip_while(move |mapping| mapping.addresses.end <= start)
+        // A process may have many mappings.
+        let overlaps =
+            move |line: &Vec<u8>| Self::addresses(line).is_some_and(|found| found.end > start);
+        Ok(lines
+            .map_while(Result::ok)
+            .skip_while(move |line| !overlaps(line))
+            .filter_map(|line| Self::parse(&line))
             .take_while(move |mapping| mapping.addresses.start < end))
     }
 
-    fn parse(line: &[u8]) -> Option<Self> {
-        let line = String::from_utf8_lossy(line);
-        let mut words = line.splitn(6, ' ');
-        let (start, end) = words.next()?.split_once('-')?;
+    /// Returns the addresses of a line.
+    fn addresses(line: &[u8]) -> Option<Range<usize>> {
+        let (words, _) = line.split_at(line.iter().position(|byte| *byte == b' ')?);
+        let (start, end) = std::str::from_utf8(words).ok()?.split_once('-')?;
         let address = |text| usize::from_str_radix(text, 16).ok();
-        let addresses = address(start)?..address(end)?;
+        Some(address(start)?..address(end)?)
+    }
+
+    fn parse(line: &[u8]) -> Option<Self> {
+        let addresses = Self::addresses(line)?;
+        let line = String::from_utf8_lossy(line);
+        let mut words = line.splitn(6, ' ').skip(1);
         let rights = words.next()?.as_bytes().try_into().ok()?;
         let device = words.nth(1)?.to_owned();
         let path = words.nth(1).unwrap_or_default().trim_start().to_owned();

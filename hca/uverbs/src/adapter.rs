@@ -217,11 +217,16 @@ impl UserMemory {
         length: u64,
         writable: bool,
     ) -> Result<Self, Errno> {
-        Self::pin(adapter, start, length, writable, Pinned::new(start, length)?)
+        let pinned = Pinned::new(start, length)?;
+        if writable {
+            check_pin(start as usize, length as usize)
+                .map_err(|error| Errno::FAULT.because(format_args!("addr, length: {error}")))?;
+        }
+        Self::pin(adapter, start, length, writable, pinned)
     }
 
-    /// Registers memory that does not count against the limit: that of devices, and doorbell
-    /// records, since the kernel counts a page with many of them once.
+    /// Registers memory of libmlx5 or of devices, which does not count against the limit: of doorbell
+    /// records, for example, since the kernel counts a page with many of them once.
     pub(crate) fn register_uncounted(
         adapter: &Arc<Adapter>,
         start: u64,
@@ -240,10 +245,6 @@ impl UserMemory {
     ) -> Result<Self, Errno> {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
-        if writable {
-            check_pin(start, length)
-                .map_err(|error| Errno::FAULT.because(format_args!("addr, length: {error}")))?;
-        }
         user_memory::populate(start, length, writable).map_err(|error| {
             let access = if writable { "write to" } else { "read" };
             error.because(format_args!(

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use crate::abi::command;
 use crate::attributes::Attributes;
 use crate::errno::Errno;
+use crate::process;
 
 /// Whether refused calls are explained: `yes`.
 pub(crate) const EXPLAIN_VARIABLE: &str = "BAREWIRE_HCA_EXPLAIN";
@@ -39,8 +40,8 @@ impl Errno {
 
 /// Prints that a connection was refused, and why.
 pub(crate) fn tell(refusal: fmt::Arguments<'_>) {
-    if is_on() {
-        // A program may have closed standard error.
+    // A program may have closed standard error, and opened a file of these libraries in its place.
+    if is_on() && !process::is_ours(2) {
         let _ = writeln!(std::io::stderr(), "barewire-hca: {refusal}");
     }
 }
@@ -76,8 +77,12 @@ impl Verb<'_> {
     pub(crate) fn is_probe(&self, error: Errno) -> bool {
         /// Actions of steering, and counters, for which no older command exists.
         const ONLY_METHODS: [u16; 2] = [13, 15];
-        error == Errno::NO_SPACE
-            || error == Errno::UNKNOWN && !ONLY_METHODS.contains(&self.0.object)
+        // Of the driver's own, there is no older command, either.
+        let is_driver = |number: u16| number >= 0x1000;
+        let has_older = !ONLY_METHODS.contains(&self.0.object)
+            && !is_driver(self.0.object)
+            && !is_driver(self.0.method);
+        error == Errno::NO_SPACE || error == Errno::UNKNOWN && has_older
     }
 }
 

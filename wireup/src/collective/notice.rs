@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use barewire::{FlushMode, PostError, Posted};
 
-use super::{CollectiveError, Collectives, MASK, NOTICE};
+use super::{CollectiveError, Collectives, NOTICE};
 use crate::link::Link;
 use crate::node::{Idle, Node};
-use crate::tag::{Buffer, Mode, Request, TagError};
+use crate::tag::{Buffer, FULL_MASK, Mode, Request, TagError};
 
 /// How long a rank tries to tell others.
 const NOTIFY: Duration = Duration::from_millis(200);
@@ -46,10 +46,16 @@ impl Collectives<'_> {
 
     /// Tells the ranks with links to this one that a rank has failed.
     fn notify(&self, node: &mut Node, failed: u32) {
-        let tag = self.tag(NOTICE, self.peers.rank());
-        let links = self.peers.tag_links().into_iter().filter(|(rank, link)| {
-            *rank != failed && *rank != self.peers.rank() && self.tags.failure(link).is_none()
-        });
+        let tag = self.tag(NOTICE, 0);
+        // Also those that only the other rank has opened so far.
+        for rank in self.peers.linked() {
+            let _ = self.link(node, rank);
+        }
+        // Also the rank itself, which may only be late.
+        let links =
+            self.peers.tag_links().into_iter().filter(|(rank, link)| {
+                *rank != self.peers.rank() && self.tags.failure(link).is_none()
+            });
         let sent: Vec<_> = links
             .filter_map(|(rank, link)| {
                 let request = self.tags.send(&link, tag, &failed.to_le_bytes(), Mode::Auto);
@@ -74,7 +80,7 @@ impl Collectives<'_> {
     /// Takes what another rank says about the end of the operation.
     pub(super) fn notice(&self) -> Option<CollectiveError> {
         loop {
-            let found = self.tags.probe(self.tag(NOTICE, 0), !MASK)?;
+            let found = self.tags.probe(self.tag(NOTICE, 0), FULL_MASK)?;
             let from = found.envelope().link;
             let by = self.peers.tag_links().into_iter().find(|(_, link)| link.key() == from);
             let buffer = Buffer::new(size_of::<u32>()).ok()?;

@@ -186,11 +186,13 @@ impl Lanes {
     }
 }
 
-/// Whether the peer's device responds to checks over a transport, whatever the peer does. Over the
-/// others, the kernel reports the end of a process, or the peer's progress has to respond.
+/// Whether the peer's device responds to checks over a transport, whatever the peer does, and a link
+/// has a connection of its own. Over the others, the kernel reports the end of a process, or the
+/// peer's progress has to respond; those of `dc_mlx5` share initiators, of which a check takes one
+/// until it is done.
 pub(crate) fn responds_by_device(transport: TransportId) -> bool {
-    use TransportId::{DcMlx5, RcMlx5, RcVerbs, XrcMlx5};
-    matches!(transport, RcMlx5 | RcVerbs | XrcMlx5 | DcMlx5)
+    use TransportId::{RcMlx5, RcVerbs, XrcMlx5};
+    matches!(transport, RcMlx5 | RcVerbs | XrcMlx5)
 }
 
 /// The node of a link.
