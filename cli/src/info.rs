@@ -238,10 +238,9 @@ fn cells(transport: &str, device: &str, attributes: &Attributes) -> [String; SUM
 
 fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
     let heading = format!("component {}: {}", component.name, component.description);
-    out.line(wrapped(&heading, 4, columns()))?;
+    out.line(entry(&heading))?;
     for device in &component.devices {
-        let heading = format!("device {}: {}", device.name, device.description);
-        out.line(format!("  {}", wrapped(&heading, 6, columns() - 2)))?;
+        out.line(entry(&format!("  device {}: {}", device.name, device.description)))?;
         for transport in &device.transports {
             out.line(format!("    transport {}", transport.transport()))?;
             for (name, value) in rows(&transport.attributes) {
