@@ -58,7 +58,9 @@ pub(super) fn check(runner: &mut Runner, faults: &mut Faults) -> Result<(), Fail
 
 /// The commands below the one of this help.
 fn subcommands(help: &str) -> impl Iterator<Item = &str> {
-    section(help, "Commands:").filter_map(|line| line.split_whitespace().next())
+    let names = section(help, "Commands:").filter_map(|line| line.split_whitespace().next());
+    // It prints the others' help, and has none of its own.
+    names.filter(|name| *name != "help")
 }
 
 /// The lines of the examples.
