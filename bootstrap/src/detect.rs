@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use barewire_tcp::Key;
 
+use crate::error::names;
 use crate::inherited::inherited;
 use crate::{
     Bootstrap, DetectError, Directory, Error, MAX_SIZE, MissingVariable, Pmi1, Runtime, Single,
@@ -53,7 +54,7 @@ pub fn detect() -> Result<Box<dyn Bootstrap>, DetectError> {
         && let Some(warning) = alone_of_several(&environment)
         && !WARNED.swap(true, Ordering::Relaxed)
     {
-        // Without standard error there is nobody to warn.
+        // If standard error is closed, the warning is lost.
         let _ = writeln!(io::stderr(), "barewire: warning: {warning}");
     }
     Ok(job)
@@ -82,8 +83,8 @@ fn alone_of_several(environment: &dyn Environment) -> Option<String> {
 }
 
 /// Why a process is a job of one rank.
-const NONE: &str = "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, RANK, WORLD_SIZE, \
-                    MASTER_ADDR and MASTER_PORT is set";
+const NONE: &str = "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, RANK, WORLD_SIZE and \
+                    MASTER_ADDR is set";
 
 /// As [`detect`], with the variables of `environment`. Also returns one line with the runtime that
 /// was chosen and the reason.
@@ -174,20 +175,13 @@ pub fn runtime(environment: &dyn Environment) -> Result<(Runtime, String), Detec
             return Ok((runtime, format!("{variable} is set")));
         }
     }
-    // Also if some are missing, which is then an error, and not a job of one rank. A port alone says
-    // nothing of ranks: Kubernetes sets it for a service of the name `master`.
-    let names = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-    let mut set: Vec<&str> = names.into_iter().filter(|name| is_set(name)).collect();
-    if set == ["MASTER_PORT"] {
-        set.clear();
+    // If some of the others are missing, that is an error, and not a job of one rank. MASTER_PORT
+    // alone says nothing about ranks: Kubernetes sets it for a service with the name `master`.
+    if !["RANK", "WORLD_SIZE", "MASTER_ADDR"].into_iter().any(is_set) {
+        return Ok((Runtime::Single, NONE.to_owned()));
     }
-    match &set[..] {
-        [] => Ok((Runtime::Single, NONE.to_owned())),
-        [one] => Ok((Runtime::Tcp, format!("{one} is set"))),
-        [first @ .., last] => {
-            Ok((Runtime::Tcp, format!("{} and {last} are set", first.join(", "))))
-        }
-    }
+    let set = TCP.into_iter().filter(|one| is_set(one.name));
+    Ok((Runtime::Tcp, format!("{} set", names(&set.collect::<Vec<_>>()))))
 }
 
 /// Returns the values of all variables that a runtime needs.

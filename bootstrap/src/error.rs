@@ -98,8 +98,8 @@ pub enum Error {
     },
 }
 
-/// Why [`detect`](crate::detect) found no way to the other ranks. `Debug` writes the text, too: it is
-/// what a program prints that returns the error from `main`.
+/// Why [`detect`](crate::detect) found no way to the other ranks. `Debug` writes the text, too: it
+/// is what a program prints that returns the error from `main`.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum DetectError {
@@ -149,8 +149,9 @@ pub struct MissingVariable {
     pub why: &'static str,
 }
 
-fn names(missing: &[MissingVariable]) -> String {
-    let names: Vec<&str> = missing.iter().map(|variable| variable.name).collect();
+/// Returns the names of variables with the verb that follows them.
+pub(crate) fn names(variables: &[MissingVariable]) -> String {
+    let names: Vec<&str> = variables.iter().map(|variable| variable.name).collect();
     match &names[..] {
         [first @ .., last] if !first.is_empty() => format!("{} and {last} are", first.join(", ")),
         _ => format!("{} is", names.concat()),

@@ -18,9 +18,9 @@
 //! other process can take the port meanwhile. [`LISTENER_VARIABLE`] names its descriptor.
 //!
 //! Variables that a runtime needs and that are not set are an error, which names all of them.
-//! Variables of Slurm and Open MPI that none of the above understands are none, since an interactive
-//! allocation sets them, too; if they say that this process is one of several, [`detect`] writes a
-//! line to standard error.
+//! Variables of Slurm and Open MPI that none of the above understands are none, since an
+//! interactive allocation sets them, too; if they say that this process is one of several,
+//! [`detect`] writes a line to standard error.
 //!
 //! `BAREWIRE_BOOTSTRAP` names one of them (`pmix`, `pmi1`, `tcp`, `directory`, `single`) if more
 //! than one would do.

@@ -95,8 +95,8 @@ mod kind {
     pub(super) const FENCE: u32 = 3;
     /// From rank 0: fence, then rank, key and value of each entry that is new.
     pub(super) const TABLE: u32 = 4;
-    /// The job cannot go on, and why. To rank 0, the sender's own reason; from rank 0, a sentence that
-    /// names the rank with which it began.
+    /// The job cannot go on, and why. To rank 0, the sender's own reason; from rank 0, a sentence
+    /// that names the rank with which it began.
     pub(super) const ABORT: u32 = 5;
 }
 

@@ -45,8 +45,8 @@ pub(crate) fn terminal() -> Option<usize> {
     (size.ws_col > 0).then(|| usize::from(size.ws_col).max(40))
 }
 
-/// Breaks an entry of a list, which scripts read line by line, into lines that fit the terminal. Where
-/// standard output is none, it stays one line.
+/// Breaks an entry of a list, which scripts read line by line, into lines that fit the terminal.
+/// Where standard output is none, it stays one line.
 pub(crate) fn entry(text: &str) -> String {
     wrapped(text, 4, terminal().unwrap_or(usize::MAX))
 }

@@ -44,7 +44,8 @@ fn link(library: &Path, at: &Path) -> io::Result<()> {
 }
 
 /// The contents of the file. The linker keeps the library although the program may call only
-/// libucp, which needs the one of this name. pkg-config splits its options at blanks, unless they are escaped.
+/// libucp, which needs the one of this name. pkg-config splits its options at blanks, unless they
+/// are escaped.
 fn text(libdir: &Path) -> String {
     let libdir = libdir.to_string_lossy().replace('\\', "\\\\").replace(' ', "\\ ");
     let version = env!("CARGO_PKG_VERSION");

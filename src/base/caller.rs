@@ -50,6 +50,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::base::error::{Cause, OperationError};
+use crate::base::scoped;
 
 /// The function of a [`CompletionRecord`], which gets the record.
 pub type CompletionFunction = unsafe extern "C-unwind" fn(NonNull<CompletionRecord>);
@@ -58,18 +59,11 @@ thread_local! {
     static IS_ABANDONED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `close`, which drops a worker or an interface, and does not access the records of operations
-/// that are cancelled by that: a C interface cannot know whether its caller, which has not waited for
-/// these operations, has freed them.
+/// Runs `close`, which drops a worker or an interface, without access to the records of operations
+/// that this cancels: a C interface does not know whether its caller, which has not waited for the
+/// operations, has freed their records.
 pub fn abandon<R>(close: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            IS_ABANDONED.set(self.0);
-        }
-    }
-    let _restore = Restore(IS_ABANDONED.replace(true));
-    close()
+    scoped::with(&IS_ABANDONED, close)
 }
 
 #[cold]

@@ -283,8 +283,8 @@ impl Drop for Completion {
 }
 
 /// One operation in progress that a [`Completion`] counts. It keeps the completion's state alive.
-/// Dropped instead of finished, as in a forked child or in [`caller::abandon`], it ends as cancelled, and the callback does
-/// not run. A record of the caller is then not accessed.
+/// Dropped instead of finished, as in a forked child or in [`caller::abandon`], it ends as
+/// cancelled, and the callback does not run. A record of the caller is then not accessed.
 #[must_use]
 pub(crate) struct Counted(NonNull<CompletionRecord>);
 

@@ -11,6 +11,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::base::scoped;
+
 /// Number of forks between the first process that opened an interface and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -44,16 +46,7 @@ pub(crate) fn watch<T: Inherited + 'static>(interface: &Rc<T>) {
 /// Opens an interface that is not closed in children. A shared worker refuses every call in a child
 /// by itself, and its interfaces may be dropped on another thread.
 pub(crate) fn unwatched<R>(open: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            UNWATCHED.set(self.0);
-        }
-    }
-
-    let _restore = Restore(UNWATCHED.replace(true));
-    open()
+    scoped::with(&UNWATCHED, open)
 }
 
 fn set_handler() {

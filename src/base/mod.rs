@@ -21,6 +21,7 @@ pub(crate) mod pending;
 pub(crate) mod random;
 pub(crate) mod registration;
 pub mod report;
+pub(crate) mod scoped;
 pub(crate) mod status;
 pub(crate) mod tag;
 pub(crate) mod transports;

@@ -56,4 +56,5 @@ mod ucs;
 mod unsupported;
 #[cfg(feature = "ucx-head")]
 mod v2;
+mod watched;
 mod worker;

@@ -51,8 +51,8 @@ impl Stream {
         if self.is_flushed() { Ok(()) } else { Err(ErrorKind::ConnectionReset.into()) }
     }
 
-    /// Returns the peer's message once it has arrived. `length` returns the length of a message from
-    /// its first bytes, as far as they say it. The end of the stream is
+    /// Returns the peer's message once it has arrived. `length` returns the length of a message
+    /// from its first bytes, as far as they say it. The end of the stream is
     /// [`ErrorKind::UnexpectedEof`].
     pub(crate) fn receive(
         &mut self,

@@ -11,8 +11,11 @@ use crate::callbacks::Callbacks;
 use crate::log::Component;
 use crate::status::{OK, Status};
 
+/// `UCS_EVENT_SET_EVREAD`
+pub(crate) const READABLE: c_uint = 1 << 0;
+
 /// Called with the descriptor, the events and the argument.
-type EventHandler = unsafe extern "C" fn(c_int, c_uint, *mut c_void);
+pub(crate) type EventHandler = unsafe extern "C" fn(c_int, c_uint, *mut c_void);
 /// Mode, descriptor, events, handler, argument, async context.
 type Watch =
     unsafe extern "C" fn(c_uint, c_int, c_uint, EventHandler, *mut c_void, *mut c_void) -> Status;

@@ -1,12 +1,13 @@
 //! Workers: a queue of callbacks, one per interface that makes progress.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::RawFd;
 
 use crate::abi::CallbackQueue;
 use crate::callbacks::{Callback, ID_NULL};
 use crate::cm::Devices;
 use crate::status::{INVALID_PARAM, OK, Status, UNSUPPORTED, guard};
-use crate::ucs::{Functions, functions};
+use crate::ucs::{EventHandler, Functions, READABLE, functions};
 
 /// `uct_worker_t`, whose queue programs dispatch themselves.
 #[repr(C)]
@@ -17,6 +18,33 @@ pub(crate) struct Worker {
     pub(crate) context: *mut c_void,
     /// The devices of its interfaces.
     pub(crate) devices: Devices,
+}
+
+impl Worker {
+    /// Lets libucs call `handler` with `argument` while a descriptor is readable.
+    ///
+    /// # Safety
+    /// The worker has an async context, and `argument` is valid for the handler until
+    /// [`Self::unwatch`].
+    pub(crate) unsafe fn watch(
+        &self,
+        descriptor: RawFd,
+        handler: EventHandler,
+        argument: *mut c_void,
+    ) -> Result<(), Status> {
+        let (ucs, context) = (self.ucs, self.context);
+        // SAFETY: the context is the caller's, and valid as long as the worker.
+        let status = unsafe {
+            (ucs.watch)(ucs.async_mode(context), descriptor, READABLE, handler, argument, context)
+        };
+        if status == OK { Ok(()) } else { Err(status) }
+    }
+
+    /// Ends the calls of a handler. After that it does not run.
+    pub(crate) fn unwatch(&self, descriptor: RawFd) {
+        // SAFETY: libucs accepts descriptors without a handler, too.
+        unsafe { (self.ucs.unwatch)(descriptor, 1) };
+    }
 }
 
 /// The modes are `ucs_thread_mode_t`: every mode gets the same worker, on which calls must not

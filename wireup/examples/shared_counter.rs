@@ -1,7 +1,7 @@
 //! A number in the memory of rank 0 that all ranks increment.
 //!
-//! `barewire run -n 4 -- target/debug/examples/shared_counter`, or with another transport or device as
-//! its argument, such as `tcp`, or the software HCA `soft0:1`
+//! `barewire run -n 4 -- target/debug/examples/shared_counter`, or with another transport or device
+//! as its argument, such as `tcp`, or the software HCA `soft0:1`
 
 use barewire::Report;
 use barewire_wireup::{Node, Peers, Rules};

@@ -20,9 +20,9 @@ const NOTICE: u64 = 0;
 
 /// Why a collective operation failed on this rank.
 ///
-/// Other ranks may have completed it. Those that wait for this rank are told which rank has failed,
-/// and return [`Ended`](Self::Ended), so that all name the same rank. Afterwards the ranks are out of
-/// step: no operation of the same context works any more.
+/// Other ranks may have completed the operation. This rank tells those that wait for it which rank
+/// has failed; they return [`Ended`](Self::Ended), so that all ranks name the same one. Afterwards,
+/// no operation of the same context works any more.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CollectiveError {

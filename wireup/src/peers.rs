@@ -72,12 +72,12 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Exchanges the addresses of all ranks. Every rank has to call this, once per job, and waits for
-    /// the others. For a second node of a rank, such as one per thread, exchange addresses by
+    /// Exchanges the addresses of all ranks. Every rank has to call this, once per job, and waits
+    /// for the others. For a second node of a rank, such as one per thread, exchange addresses by
     /// [`all_gather`] with another key, and connect by [`Node::connect`].
     ///
-    /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value, and
-    /// errors of its links name the rank.
+    /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value,
+    /// and errors of its links name the rank.
     ///
     /// # Errors
     /// [`ExchangeError`]
@@ -117,8 +117,8 @@ impl Peers {
         self.addresses.get(usize::try_from(rank).ok()?)
     }
 
-    /// Returns the rank of a node, such as the [peer](Link::peer) of a link; `None` if the node is not
-    /// of this job.
+    /// Returns the rank of a node, such as the [peer](Link::peer) of a link; `None` if the node is
+    /// not of this job.
     pub fn rank_of(&self, node: Uuid) -> Option<u32> {
         (0..)
             .zip(&self.addresses)

@@ -70,7 +70,7 @@ fn completions_and_manual_name_every_command() {
         .take_while(|line| !line.is_empty())
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
-        // It prints the others' help, and has no page of its own.
+        // The command prints the help of other commands, and the manual has no page for it.
         .filter(|command| *command != "help")
         .collect();
     assert!(commands.len() > 9 && commands.contains(&"perf"), "{help}");

@@ -7,22 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::hca::{alone_by, installed};
 use crate::support::TestFile;
-use crate::uct::UCT;
+use crate::uct::{self, UCT};
 
-/// Compiles a program of `uct/`. Returns `None`, and says why, if something is not installed.
+/// Compiles a program of `uct/`: see [`uct::compiled`].
 fn compiled(compiler: &str, package: &str, source: &str, libraries: &[&str]) -> Option<TestFile> {
-    let headers = Path::new("/usr/include/ucp/api/ucp.h");
-    if !installed(compiler, package) || !headers.exists() {
-        println!("skipped: no headers of UCX (Debian: libucx-dev)");
-        return None;
-    }
-    let program = TestFile::new(&format!("{source}-{compiler}"), 0);
     let source = format!("{}/tests/it/uct/{source}.c", env!("CARGO_MANIFEST_DIR"));
-    let mut command = Command::new(compiler);
-    command.args(["-O1", "-Wall", "-o", program.path(), &source]).args(libraries);
-    let compiled = command.output().unwrap();
-    assert!(compiled.status.success(), "{compiled:?}");
-    Some(program)
+    uct::compiled(compiler, package, Path::new(&source), libraries)
 }
 
 /// Runs `promises.c` over these transports, by a command of `barewire`.

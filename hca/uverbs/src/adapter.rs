@@ -225,8 +225,8 @@ impl UserMemory {
         Self::pin(adapter, start, length, writable, pinned)
     }
 
-    /// Registers memory of libmlx5 or of devices, which does not count against the limit: of doorbell
-    /// records, for example, since the kernel counts a page with many of them once.
+    /// Registers memory of libmlx5 or of devices, which does not count against the limit: of
+    /// doorbell records, for example, since the kernel counts a page with many of them once.
     pub(crate) fn register_uncounted(
         adapter: &Arc<Adapter>,
         start: u64,

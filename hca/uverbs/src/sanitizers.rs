@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_char};
 const SUPPRESSIONS: &CStr =
     c"called_from_lib:libbarewire_hca.so\ncalled_from_lib:barewire-hca-preload\n";
 
-/// Returns the suppressions that hold unless the program has its own function of this name. GCC's
-/// runtime finds this one, as a library of its own.
+/// Returns the suppressions, unless the program has a function of this name. GCC's runtime is a
+/// shared library and finds this function; Clang's is linked into the program and does not.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn __tsan_default_suppressions() -> *const c_char {
     SUPPRESSIONS.as_ptr()

@@ -94,7 +94,7 @@ impl Bootstrap {
                     // SAFETY: an endpoint ends its link before it is freed.
                     let own = message(unsafe { &ep.as_ref().endpoint });
                     let sent = own.and_then(|own| stream.send(&own));
-                    match sent.and_then(|()| self.watch(id, &stream)) {
+                    match sent.and_then(|()| self.watched.add(id, &stream)) {
                         Ok(()) => {
                             let timer = StallTimer::new(TIMEOUT, now);
                             self.put(id, Link::Asking { stream, ep, timer });

@@ -27,7 +27,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,6 @@ use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::{HostAddress, Key, interfaces};
-use rustix::event::epoll;
 
 pub(crate) use contact::Contact;
 use link::Link;
@@ -46,6 +45,7 @@ use waker::Waker;
 use crate::endpoint::Ep;
 use crate::iface::Iface;
 use crate::stream::Stream;
+use crate::watched::{Watched, share_of_descriptors};
 use crate::worker::Worker;
 
 /// How long an endpoint may take to be accepted, and then to learn the peer's address. Time in
@@ -53,8 +53,6 @@ use crate::worker::Worker;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long messages may still arrive that the peer sent before it closed its end.
 const GRACE: Duration = Duration::from_secs(1);
-/// Events that one call takes from the kernel.
-const EVENTS: usize = 64;
 /// One in so many descriptors of the process may be a connection that a peer opened to an
 /// interface. A transport may need another descriptor for it, and a process has several interfaces.
 const DESCRIPTORS: u64 = 8;
@@ -70,7 +68,7 @@ pub(crate) fn is_needed(transport: TransportId) -> bool {
 pub(crate) struct Bootstrap {
     waker: Waker,
     /// Readable if there is something to do.
-    epoll: OwnedFd,
+    watched: Watched,
     listener: RefCell<Listener>,
     key: Key,
     limits: Limits,
@@ -80,7 +78,7 @@ pub(crate) struct Bootstrap {
     /// The number of links that peers may open.
     most: usize,
     /// Readable if there is something to do here or at the interface itself.
-    events: OnceCell<OwnedFd>,
+    events: OnceCell<Watched>,
 }
 
 impl Bootstrap {
@@ -102,15 +100,12 @@ impl Bootstrap {
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
         let contact = Contact { number: u64::from_ne_bytes(number), address: listener.address() };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let token = epoll::EventData::new_u64(LISTENER);
-        epoll::add(&epoll, listener.as_fd(), token, epoll::EventFlags::IN)?;
-        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let most = descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize);
+        let watched = Watched::new()?;
+        watched.add(LISTENER, listener.as_fd())?;
         Ok(Self {
-            most,
-            waker: Waker::start(iface, worker, epoll.as_raw_fd())?,
-            epoll,
+            most: share_of_descriptors(DESCRIPTORS),
+            waker: Waker::start(iface, worker, watched.as_raw_fd())?,
+            watched,
             listener: RefCell::new(listener),
             key,
             limits,
@@ -144,12 +139,11 @@ impl Bootstrap {
         if let Some(events) = self.events.get() {
             return Ok(events.as_raw_fd());
         }
-        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let events = Watched::new()?;
         // SAFETY: the descriptor is the interface's, which is open.
         let interface = unsafe { BorrowedFd::borrow_raw(interface) };
-        let token = epoll::EventData::new_u64(0);
-        epoll::add(&events, interface, token, epoll::EventFlags::IN)?;
-        epoll::add(&events, &self.epoll, token, epoll::EventFlags::IN)?;
+        events.add(0, interface)?;
+        events.add(0, &self.watched)?;
         Ok(self.events.get_or_init(|| events).as_raw_fd())
     }
 
@@ -194,11 +188,6 @@ impl Bootstrap {
         self.links.borrow_mut().insert(id, link);
     }
 
-    fn watch(&self, id: u64, stream: &Stream) -> io::Result<()> {
-        let token = epoll::EventData::new_u64(id);
-        Ok(epoll::add(&self.epoll, stream.as_fd(), token, epoll::EventFlags::IN)?)
-    }
-
     fn admit(&self, peer: Authenticated, now: Instant) {
         let Claim { purpose, service, .. } = peer.claim;
         if purpose != Purpose::Control || service != self.contact.number {
@@ -209,7 +198,7 @@ impl Bootstrap {
         }
         let id = self.number();
         let admitted = peer.welcome().map(Stream::new).and_then(|stream| {
-            self.watch(id, &stream)?;
+            self.watched.add(id, &stream)?;
             Ok(stream)
         });
         match admitted {
@@ -223,11 +212,7 @@ impl Bootstrap {
 
     /// Returns the links that may have something to do.
     fn ready(&self, now: Instant) -> Vec<u64> {
-        let mut events = Vec::with_capacity(EVENTS);
-        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted call finds its events the next time.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none));
-        let mut ready: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
+        let mut ready = self.watched.ready();
         let links = self.links.borrow();
         let due = links.iter().filter(|(_, link)| link.is_polled() || link.is_over(now));
         ready.extend(due.map(|(id, _)| *id));

@@ -8,12 +8,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::iface::Iface;
-use crate::status::OK;
-use crate::ucs::Functions;
+use crate::ucs::{Functions, READABLE};
 use crate::worker::Worker;
-
-/// `UCS_EVENT_SET_EVREAD`
-const READABLE: c_uint = 1 << 0;
 
 /// What the thread of libucs accesses.
 struct Shared {
@@ -43,14 +39,12 @@ impl Waker {
         let is_queued = AtomicBool::new(false);
         let shared = Box::new(Shared { ucs, worker, descriptor, is_queued, iface });
         let argument = std::ptr::from_ref(&*shared).cast_mut().cast();
-        // SAFETY: the context is the caller's, and valid. `stop` ends the calls of the handler
-        // before the argument is freed.
-        let status = unsafe {
-            (ucs.watch)(ucs.async_mode(context), descriptor, READABLE, readable, argument, context)
-        };
-        if status != OK {
-            return Err(io::Error::other(format!("ucs_async_set_event_handler returned {status}")));
-        }
+        // SAFETY: the worker outlives the interface, and has a context. `stop` ends the calls of
+        // the handler before the argument is freed.
+        let watched = unsafe { (*worker).watch(descriptor, readable, argument) };
+        watched.map_err(|status| {
+            io::Error::other(format!("ucs_async_set_event_handler returned {status}"))
+        })?;
         Ok(Self(shared))
     }
 
@@ -65,7 +59,7 @@ impl Waker {
         let argument = std::ptr::from_ref(shared).cast_mut().cast();
         // SAFETY: the worker outlives the interface. After the first call the handler does not run.
         unsafe {
-            (shared.ucs.unwatch)(shared.descriptor, 1);
+            (*shared.worker).unwatch(shared.descriptor);
             shared.ucs.callbacks.remove_once(&raw mut (*shared.worker).queue, argument);
         }
     }

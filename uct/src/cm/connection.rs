@@ -164,8 +164,8 @@ impl Connection {
         self.connector = None;
     }
 
-    /// The program disconnects: the peer learns it, and [`Event::Disconnected`] follows once the peer
-    /// has disconnected, too.
+    /// The program disconnects: the peer learns it, and [`Event::Disconnected`] follows once the
+    /// peer has disconnected, too.
     pub(super) fn disconnect(&mut self) -> Status {
         match self.phase {
             Phase::Connected | Phase::Accepted if self.is_closing => INPROGRESS,

@@ -1,5 +1,6 @@
-//! The device that a connection is reported for. libucp opens its first endpoint over the transports
-//! of the device that the callback names, with the device address of the peer that comes with it.
+//! The device that a connection is reported for. libucp opens its first endpoint over the
+//! transports of the device that the callback names, with the device address of the peer that comes
+//! with it.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};

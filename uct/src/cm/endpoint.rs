@@ -112,9 +112,9 @@ const _: () = {
     }
 };
 
-/// Returns the address of the peer's device. libucp uses it for the transports that the peer's worker
-/// names, which may be others than the device's: zeros follow, so that each finds as many bytes as
-/// it reads.
+/// Returns the address of the peer's device. libucp uses it for the transports that the peer's
+/// worker names, which may be others than the device's: zeros follow, so that each finds as many
+/// bytes as it reads.
 pub(super) fn padded(frame: &Frame) -> [u8; LONGEST] {
     let mut address = [0; LONGEST];
     let device = frame.device.as_ref().map(DeviceAddress::body).unwrap_or_default();
@@ -262,7 +262,7 @@ unsafe fn accept(
         let frame = Frame { kind: Kind::Accept, device, data };
         connection.send(&frame, Phase::Offered, Phase::Answered)?;
         let stream = connection.stream.as_ref().ok_or(NOT_CONNECTED)?;
-        core.watch(id, stream).map_err(|error| super::refused(&error))?;
+        core.events.add(id, stream).map_err(|error| super::refused(&error))?;
         let ep = NonNull::from(Box::leak(Box::new(CmEp { cm, id })));
         connection.ep = Some(ep);
         core.connections.borrow_mut().insert(id, connection);

@@ -6,7 +6,7 @@
 //! | 1 | zero |
 //! | 2 to 3 | length of the device address |
 //! | 4 to 7 | length of the private data |
-//! | 8 and later | the address of the sender's device, as `DeviceAddress::to_bytes` returns it; the private data |
+//! | 8 and later | the address of the sender's device (`DeviceAddress::to_bytes`); the private data |
 //!
 //! Integers are little-endian. A refusal and an acknowledgement have no contents.
 
@@ -62,8 +62,8 @@ impl Frame {
         bytes
     }
 
-    /// Returns the length of the message that begins with these bytes, or of its header while that is
-    /// not complete.
+    /// Returns the length of the message that begins with these bytes, or of its header while that
+    /// is not complete.
     ///
     /// # Errors
     /// The header says more than a message may have.

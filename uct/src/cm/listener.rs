@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::handshake::Verdict;
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
-use rustix::event::epoll;
 
 use super::connection::{Connection, Event, Phase};
 use super::frame::{Frame, Kind};
@@ -23,8 +22,8 @@ use crate::text;
 /// Clients that may wait for the program unless it says how many.
 const BACKLOG: usize = 1024;
 
-/// After so long, a client that has requested nothing gives way to another one, if as many wait as the
-/// program allows.
+/// After so long, a client that has requested nothing gives way to another one, if as many wait as
+/// the program allows.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
 /// `uct_listener_t`
@@ -144,11 +143,8 @@ impl Core {
             }
             let is_watched = !listening.listener.is_paused();
             if is_watched != listening.is_watched {
-                let events =
-                    if is_watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-                let token = epoll::EventData::new_u64(*id);
                 // The timer calls again if it fails.
-                let changed = epoll::modify(&self.epoll, listening.listener.as_fd(), token, events);
+                let changed = self.events.set(*id, listening.listener.as_fd(), is_watched);
                 if changed.is_ok() {
                     listening.is_watched = is_watched;
                 }
@@ -187,7 +183,7 @@ impl Core {
         }
         let id = self.number();
         let welcomed = peer.welcome().map(Stream::new).and_then(|stream| {
-            self.watch(id, &stream)?;
+            self.events.add(id, &stream)?;
             Ok(stream)
         });
         match welcomed {
@@ -229,8 +225,8 @@ impl Core {
             remote_data: &raw const remote,
             client_address: SockAddr { addr: (&raw const storage).cast(), length },
         };
-        // SAFETY: the callback and its argument are the caller's, and the listener is open. What the
-        // arguments point to lives until the callback returns.
+        // SAFETY: the callback and its argument are the caller's, and the listener is open. What
+        // the arguments point to lives until the callback returns.
         unsafe { callback(handle, user_data, &raw const arguments) };
     }
 }
@@ -272,7 +268,7 @@ pub(crate) unsafe extern "C" fn uct_listener_create(
                 }
             })?;
             let id = core.number();
-            core.watch(id, opened.as_fd()).map_err(|error| super::refused(&error))?;
+            core.events.add(id, opened.as_fd()).map_err(|error| super::refused(&error))?;
             let handle = Box::into_raw(Box::new(CmListener { cm, id }));
             let listening = Listening {
                 listener: opened,
@@ -351,7 +347,7 @@ pub(super) fn refuse(cm: &Cm, mut connection: Connection) -> Result<(), Status> 
         connection.send(&Frame::empty(Kind::Refuse), Phase::Offered, Phase::Refused)?;
         let id = core.number();
         let stream = connection.stream.as_ref().ok_or(NOT_CONNECTED)?;
-        core.watch(id, stream).map_err(|error| super::refused(&error))?;
+        core.events.add(id, stream).map_err(|error| super::refused(&error))?;
         core.connections.borrow_mut().insert(id, connection);
         Ok(())
     })

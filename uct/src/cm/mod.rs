@@ -40,7 +40,6 @@ use barewire_tcp::Key;
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::time::after;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
-use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use connection::{Connection, Event, Phase};
@@ -53,8 +52,9 @@ use crate::abi::IfaceOps;
 use crate::abi::client_server::CmAttr;
 use crate::component::{Component, of_handle};
 use crate::config::Config;
-use crate::status::{INVALID_PARAM, IO_ERROR, OK, Status, UNSUPPORTED, guard};
+use crate::status::{INVALID_PARAM, IO_ERROR, Status, UNSUPPORTED, guard};
 use crate::stub::Stub;
+use crate::watched::{Watched, share_of_descriptors};
 use crate::worker::Worker;
 
 /// How long a client tries to reach a server, and how long a refused one may take to end the
@@ -68,12 +68,8 @@ const CLAIM: Claim = Claim {
     from_service: 0,
     from_endpoint: 0,
 };
-/// Events that one call takes from the kernel.
-const EVENTS: usize = 64;
 /// One in so many descriptors of the process may be a connection that a client opened.
 const DESCRIPTORS: u64 = 4;
-/// `UCS_EVENT_SET_EVREAD`
-const READABLE: c_uint = 1 << 0;
 /// The token of the timer. Listeners and connections have numbers, from one on.
 const TIMER: u64 = 0;
 
@@ -89,8 +85,7 @@ pub(crate) struct Cm {
 /// The listeners and connections.
 struct Core {
     key: Key,
-    /// Readable if there is something to do.
-    epoll: OwnedFd,
+    events: Watched,
     timer: OwnedFd,
     listeners: RefCell<BTreeMap<u64, Listening>>,
     connections: RefCell<BTreeMap<u64, Connection>>,
@@ -143,21 +138,20 @@ fn key() -> io::Result<Key> {
 
 impl Core {
     fn open(key: Key) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let events = Watched::new()?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TIMER), epoll::EventFlags::IN)?;
-        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        events.add(TIMER, &timer)?;
         Ok(Self {
             key,
-            epoll,
+            events,
             timer,
             listeners: RefCell::default(),
             connections: RefCell::default(),
             next: Cell::new(TIMER + 1),
             armed: Cell::new(None),
             process: std::process::id(),
-            most: descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize),
+            most: share_of_descriptors(DESCRIPTORS),
         })
     }
 
@@ -165,17 +159,13 @@ impl Core {
         self.next.replace(self.next.get() + 1)
     }
 
-    fn watch(&self, id: u64, what: impl AsFd) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, what, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?)
-    }
-
     /// Returns whether this is the process whose events the descriptors report.
     fn is_own(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Sets the timer for what must be done although no descriptor is readable. It is never moved to
-    /// a later time, so that other work does not delay it for ever.
+    /// Sets the timer for what must be done although no descriptor is readable. It is never moved
+    /// to a later time, so that other work does not delay it for ever.
     fn set_timer(&self, now: Instant) {
         if !self.is_own() {
             return;
@@ -205,11 +195,7 @@ impl Core {
 
     /// Returns the numbers of what may have something to do.
     fn ready(&self, now: Instant) -> Vec<u64> {
-        let mut events = Vec::with_capacity(EVENTS);
-        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted call finds its events the next time.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none));
-        let mut ready: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
+        let mut ready = self.events.ready();
         if ready.contains(&TIMER) {
             let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
             self.armed.set(None);
@@ -251,7 +237,7 @@ impl Core {
     fn attend(&self, id: u64, connection: &mut Connection, event: Option<Event>) -> Option<Event> {
         if event == Some(Event::Resolved)
             && let Some(stream) = &connection.stream
-            && let Err(error) = self.watch(id, stream)
+            && let Err(error) = self.events.add(id, stream)
         {
             connection.fail();
             let status = refused(&error);
@@ -275,8 +261,7 @@ impl Core {
     /// parent that watches.
     fn unwatch(&self, what: impl AsFd) {
         if self.is_own() {
-            // It may not be watched any more.
-            let _ = epoll::delete(&self.epoll, what);
+            self.events.remove(what);
         }
     }
 
@@ -321,21 +306,12 @@ impl Cm {
 
     fn start<'a>(&self, core: &'a OnceCell<Core>, key: Key) -> Result<&'a Core, Status> {
         let opened = Core::open(key).map_err(|error| refused(&error))?;
-        self.watch(opened.epoll.as_raw_fd())?;
-        Ok(core.get_or_init(|| opened))
-    }
-
-    /// Lets libucs call [`readable`].
-    fn watch(&self, descriptor: c_int) -> Result<(), Status> {
-        // SAFETY: the worker outlives the connection manager.
-        let (ucs, context) = unsafe { ((*self.worker).ucs, (*self.worker).context) };
         let argument = std::ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the context is the caller's, and valid. `uct_cm_close` ends the calls of the
-        // handler before the argument is freed.
-        let status = unsafe {
-            (ucs.watch)(ucs.async_mode(context), descriptor, READABLE, readable, argument, context)
-        };
-        if status == OK { Ok(()) } else { Err(status) }
+        // SAFETY: `uct_cm_open` has checked that the worker has a context; it outlives the
+        // connection manager. `uct_cm_close` ends the calls of the handler before the argument is
+        // freed.
+        unsafe { (*self.worker).watch(opened.events.as_raw_fd(), readable, argument) }?;
+        Ok(core.get_or_init(|| opened))
     }
 
     fn devices(&self) -> &Devices {
@@ -386,11 +362,11 @@ pub(crate) unsafe extern "C" fn uct_cm_close(cm: *mut Cm) {
     guard(|| {
         // SAFETY: an open handle.
         let open = unsafe { of_cm(cm) }?;
-        let descriptor = open.lock().get().map(|core| core.epoll.as_raw_fd());
+        let descriptor = open.lock().get().map(|core| core.events.as_raw_fd());
         if let Some(descriptor) = descriptor {
-            // SAFETY: the worker outlives the connection manager. The lock is free, so that a
-            // handler that runs ends, and after this call none runs.
-            unsafe { ((*open.worker).ucs.unwatch)(descriptor, 1) };
+            // The lock is free, so that a handler that runs ends.
+            // SAFETY: the worker outlives the connection manager.
+            unsafe { &*open.worker }.unwatch(descriptor);
         }
         // SAFETY: it is closed once, and nothing refers to it any more.
         drop(unsafe { Box::from_raw(cm) });

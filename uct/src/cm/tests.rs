@@ -31,8 +31,8 @@ use crate::dispatch::{
 };
 use crate::endpoint::Ep;
 use crate::status::{
-    BUFFER_TOO_SMALL, BUSY, CONNECTION_RESET, INPROGRESS, INVALID_ADDR, NOT_CONNECTED, REJECTED,
-    UNREACHABLE,
+    BUFFER_TOO_SMALL, BUSY, CONNECTION_RESET, INPROGRESS, INVALID_ADDR, NOT_CONNECTED, OK,
+    REJECTED, UNREACHABLE,
 };
 use crate::tests::{Context, Rig};
 
@@ -392,12 +392,11 @@ fn a_peer_that_leaves_is_noticed_in_every_phase() {
         resolve(&seen);
         ep
     };
-    let (offer, offered) = (dial(), ());
-    let () = offered;
     // Before the server accepts.
-    assert_eq!(send(offer, b"1"), OK);
+    let ep = dial();
+    assert_eq!(send(ep, b"1"), OK);
     let (first, _) = request(&heard);
-    unsafe { uct_ep_destroy(offer) };
+    unsafe { uct_ep_destroy(ep) };
     loop {
         let open = unsafe { &*server.cm };
         let is_over = open.with_core(|core| {
@@ -483,15 +482,12 @@ fn addresses_and_parameters_are_checked() {
     let (storage, length) = to_storage(v6);
     assert_eq!(unsafe { listener::read_address((&raw const storage).cast(), length) }, Ok(v6));
     unsafe {
-        assert_eq!(uct_ep_create(&raw const *server_params(&server, &there), &mut null_mut()), -5);
+        // Neither a socket address nor a request.
+        let params = server.params(&there);
+        assert_eq!(uct_ep_create(&raw const params, &mut null_mut()), INVALID_PARAM);
         uct_listener_destroy(listener);
     }
     server.close();
-}
-
-/// Neither a socket address nor a request.
-fn server_params(server: &Manager, program: &Program) -> Box<EpParams> {
-    Box::new(server.params(program))
 }
 
 /// Connects as a peer with the key, while the manager works at the time of `now`.

@@ -14,8 +14,8 @@ use crate::tag::{Buffer, FULL_MASK, Mode, Request, TagError};
 const NOTIFY: Duration = Duration::from_millis(200);
 
 impl Collectives<'_> {
-    /// After an error, finds out which rank has failed first, and tells the ranks with links to this
-    /// one.
+    /// After an error, finds out which rank has failed first, and tells the ranks with links to
+    /// this one.
     pub(super) fn conclude(
         &self,
         node: &mut Node,

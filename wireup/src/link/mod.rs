@@ -186,9 +186,10 @@ impl Lanes {
     }
 }
 
-/// Whether the peer's device responds to checks over a transport, whatever the peer does, and a link
-/// has a connection of its own. Over the others, the kernel reports the end of a process, or the
-/// peer's progress has to respond; those of `dc_mlx5` share initiators, of which a check takes one
+/// Returns whether a node checks its links over a transport: the peer's device responds, whatever
+/// the peer does, and each link has a connection that it does not share. Over `shm`, `cma` and
+/// `tcp`, the kernel reports the end of a process. Over the datagram transports, the peer's
+/// progress would have to respond. Links over `dc_mlx5` share initiators, and a check occupies one
 /// until it is done.
 pub(crate) fn responds_by_device(transport: TransportId) -> bool {
     use TransportId::{RcMlx5, RcVerbs, XrcMlx5};

@@ -39,8 +39,8 @@ impl Link {
     /// Makes progress until `done` returns true, as [`Node::until`], but not longer than the link
     /// lives.
     ///
-    /// A dead peer is noticed as [the guide](barewire::guide::errors#keepalive-and-liveness-of-a-node)
-    /// says.
+    /// A dead peer is noticed as [the
+    /// guide](barewire::guide::errors#keepalive-and-liveness-of-a-node) says.
     ///
     /// ```
     /// use barewire_wireup::link::{Options, State};

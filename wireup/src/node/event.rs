@@ -123,9 +123,9 @@ impl Node {
     /// A message, the end of an operation of this node, a change of a link's state, a client of a
     /// listener and the decision about a [`dial`](Self::dial) are events. What a peer puts into the
     /// memory of this process, or changes there by an atomic, is none: have the peer send a message
-    /// behind it, or sleep for a short time only. What an earlier call has made progress on, such as
-    /// [`post`](Self::post), is no event any more: check for it before each sleep. A program of tagged
-    /// messages sleeps in [`Tags::wait`](crate::tag::Tags::wait).
+    /// behind it, or sleep for a short time only. What an earlier call has made progress on, such
+    /// as [`post`](Self::post), is no event any more: check for it before each sleep. A program of
+    /// tagged messages sleeps in [`Tags::wait`](crate::tag::Tags::wait).
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]

@@ -66,9 +66,9 @@ impl Default for Rules {
 
 impl Rules {
     /// The default, with what environment variables override: `BAREWIRE_TRANSPORTS=shm,tcp/lo` is
-    /// [`only`](Self::only), `BAREWIRE_KEEPALIVE` is [`keepalive`](Self::keepalive()), and the other
-    /// settings of interfaces are those of [`InterfaceConfig::from_env`], which also reports unknown
-    /// variables. What the program sets afterwards overrides the environment.
+    /// [`only`](Self::only), `BAREWIRE_KEEPALIVE` is [`keepalive`](Self::keepalive()), and the
+    /// other settings of interfaces are those of [`InterfaceConfig::from_env`], which also reports
+    /// unknown variables. What the program sets afterwards overrides the environment.
     ///
     /// ```
     /// use barewire_wireup::{Node, Rules};
@@ -96,8 +96,8 @@ impl Rules {
     ///
     /// A link over `rc_mlx5`, `rc_verbs` or `xrc_mlx5` needs a second transport over which the two
     /// nodes exchange the addresses of queue pairs: `shm`, `tcp`, `ud_mlx5`, `ud_verbs` or
-    /// `dc_mlx5`. The name of a device (`mlx5_0:1`) admits all transports over it, and so is enough.
-    /// A name that nothing has is [absent](super::Node::absent).
+    /// `dc_mlx5`. The name of a device (`mlx5_0:1`) admits all transports over it, and so is
+    /// enough. A name that nothing has is [absent](super::Node::absent).
     #[must_use]
     pub fn only<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         Self { names: names.into_iter().map(Into::into).collect(), ..self }
@@ -116,10 +116,10 @@ impl Rules {
     }
 
     /// With another interval at which the peers of connected links are checked over `rc_mlx5`,
-    /// `rc_verbs`, `xrc_mlx5` and `dc_mlx5`, at least 250 ms; `None` turns the checks off. The peer's
-    /// device responds, so a peer that lives is not reported, however long it calls no progress.
-    /// [The guide](barewire::guide::errors#keepalive-and-liveness-of-a-node) compares this with
-    /// [`liveness`](Self::liveness()).
+    /// `rc_verbs`, `xrc_mlx5` and `dc_mlx5`, at least 250 ms; `None` turns the checks off. The
+    /// peer's device responds, so a peer that lives is not reported, however long it calls no
+    /// progress. [The guide](barewire::guide::errors#keepalive-and-liveness-of-a-node) compares
+    /// this with [`liveness`](Self::liveness()).
     #[must_use]
     pub fn keepalive(self, interval: Option<Duration>) -> Self {
         Self { keepalive: interval, ..self }

@@ -290,8 +290,8 @@ impl Tags {
         self.0.run();
     }
 
-    /// Why a link carries no more messages, if it failed or was closed. Its requests are completed by
-    /// the next [`progress`](Self::progress), [`wait`](Self::wait) or [`check`](Self::check).
+    /// Why a link carries no more messages, if it failed or was closed. Its requests are completed
+    /// by the next [`progress`](Self::progress), [`wait`](Self::wait) or [`check`](Self::check).
     pub fn failure(&self, link: &TagLink) -> Option<TagError> {
         let known = self.0.machine.borrow().failure(link.0.key);
         known.or_else(|| link.0.failure())

@@ -133,8 +133,8 @@ fn what_ranks_do_differently_is_an_error() {
     assert_eq!(errors[0].1.as_deref(), Some("rank 1 has not taken part within 0.1 s"));
 }
 
-/// Each survivor ends at its first error, so that most ranks see a neighbour end that did so because
-/// of the first.
+/// Each survivor ends at its first error, so that most ranks see a neighbour end that did so
+/// because of the first.
 #[test]
 fn all_ranks_name_the_one_that_ended_first() {
     for (size, first) in [(2, 1), (4, 2), (7, 0), (8, 5)] {

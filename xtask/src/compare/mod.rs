@@ -164,7 +164,8 @@ fn measure(row: &Row, count: usize, place: &Place) -> Result<Vec<(f64, f64)>, Fa
     Ok(pairs)
 }
 
-/// Builds our programs that the rows need, and selects the first two CPUs that this process may use.
+/// Builds our programs that the rows need, and selects the first two CPUs that this process may
+/// use.
 fn place(
     install: Install,
     on_device: Option<side_by_side::Programs>,

@@ -59,7 +59,7 @@ pub(super) fn check(runner: &mut Runner, faults: &mut Faults) -> Result<(), Fail
 /// The commands below the one of this help.
 fn subcommands(help: &str) -> impl Iterator<Item = &str> {
     let names = section(help, "Commands:").filter_map(|line| line.split_whitespace().next());
-    // It prints the others' help, and has none of its own.
+    // The command prints the help of other commands, and has no `--help`.
     names.filter(|name| *name != "help")
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use super::hca::{alone_by, installed};
@@ -12,6 +13,27 @@ pub(crate) const UCT: &[&str] = &["uct", "run"];
 
 /// The key of the job, for programs that are started separately.
 pub(crate) const KEY: &str = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
+
+/// Compiles a program of UCX. Returns `None`, and says why, if something is not installed.
+pub(crate) fn compiled(
+    compiler: &str,
+    package: &str,
+    source: &Path,
+    libraries: &[&str],
+) -> Option<TestFile> {
+    let headers = Path::new("/usr/include/ucp/api/ucp.h");
+    if !installed(compiler, package) || !headers.exists() {
+        println!("skipped: no headers of UCX (Debian: libucx-dev)");
+        return None;
+    }
+    let name = source.file_stem().unwrap().to_str().unwrap();
+    let program = TestFile::new(&format!("{name}-{compiler}"), 0);
+    let mut command = Command::new(compiler);
+    command.args(["-O1", "-Wall", "-o", program.path()]).arg(source).args(libraries);
+    let compiled = command.output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    Some(program)
+}
 
 /// A file of tests for one pair of `ucx_perftest`: a line is a name and options. A test that is not
 /// supported ends the program with an error.
