@@ -14,7 +14,7 @@ use super::buffer::Buffer;
 use super::device::DeviceList;
 use super::lanes::Lanes;
 use super::links::{self, Greeting, Greetings};
-use super::message::{HEADER, Header, KeyList, Place};
+use super::message::{HEADER, Header, KeyList, Kind, Place};
 use super::protocol::{
     Action, Body, Envelope, Limits, Machine, Mode, Moved, Opening, Outgoing, Payload, TagCounters,
     TagError, TagResult, Transfer, immediate,
@@ -268,13 +268,16 @@ impl Tags {
 
     /// The message that a [`receive`](Self::receive) would get now. It stays for any receive.
     pub fn peek(&self, tag: u64, mask: u64) -> Option<Envelope> {
-        self.0.machine.borrow().peek(tag, mask)
+        let found = self.0.machine.borrow_mut().peek(tag, mask);
+        self.0.run();
+        found
     }
 
     /// Takes the message that a [`receive`](Self::receive) would get now.
     pub fn probe(&self, tag: u64, mask: u64) -> Option<Found> {
-        let (claim, envelope) = self.0.machine.borrow_mut().claim(tag, mask)?;
-        Some(Found::new(&self.0, claim, envelope))
+        let claimed = self.0.machine.borrow_mut().claim(tag, mask);
+        self.0.run();
+        claimed.map(|(claim, envelope)| Found::new(&self.0, claim, envelope))
     }
 
     /// Fails the links that have a failed endpoint: their requests complete with
@@ -390,6 +393,11 @@ impl Attached {
 
     /// Posts a message of [`Machine::next`].
     fn post(&self, outgoing: &Outgoing<Buffer>) -> Result<(), PostError> {
+        if let Body::Payload { buffer, .. } = &outgoing.body
+            && outgoing.header.kind == Kind::Eager
+        {
+            return self.post_eager(&outgoing.header, Data::Buffer(buffer));
+        }
         let lanes = self.lanes()?;
         let mut keys = KeyList::default();
         let mut address = 0;

@@ -9,7 +9,7 @@ use super::super::slab::Key;
 use super::matching::{Expected, Matching};
 use super::offload::{self, List};
 use super::{
-    ANNOUNCED, Announced, Envelope, Kept, Link, MAX_ANNOUNCED, Machine, Payload, TagError,
+    ANNOUNCED, Announced, Envelope, Kept, Link, MAX_ANNOUNCED, Machine, Payload, Stored, TagError,
 };
 
 /// A message that the protocol does not allow. The link fails.
@@ -134,6 +134,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             Origin::Device => false,
         };
         entry.admit(payload.len())?;
+        let used_up = entry.is_used_up();
         if let Matching::Software(matcher) = &mut self.matching
             && let Some(request) = matcher.arrive(tag)
         {
@@ -148,8 +149,12 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             if may_send {
                 self.make_ready(link);
             }
-            let (payload, of_device) = (payload.into(), matches!(origin, Origin::Device));
+            let payload = Stored::from_slice(payload);
+            let of_device = matches!(origin, Origin::Device);
             self.keep_eager(Kept::Eager { link, payload, acknowledge }, tag, of_device);
+        }
+        if used_up {
+            self.note_used_up(link);
         }
         Ok(())
     }
@@ -203,6 +208,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         if let Some(entry) = self.links.get_mut(link) {
             entry.kept_announcements.insert(sender, key);
         }
+        self.note_used_up(link);
         self.settle();
         Ok(())
     }
@@ -226,8 +232,10 @@ impl Link {
             return Err(Violation::Number { got: header.number, expected: self.next_number });
         }
         self.next_number = self.next_number.wrapping_add(1);
-        let changes = self.granted != header.credit;
+        // A message of this kind leaves when there is something to report.
+        let changes = self.granted != header.credit || header.kind == Kind::Credit;
         self.granted = header.credit;
+        self.held &= !changes;
         Ok(changes)
     }
 

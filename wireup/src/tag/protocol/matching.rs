@@ -141,6 +141,14 @@ impl<B: Payload, L: List<Expected<B>>> Matching<B, L> {
         self.shared()?.offload.outcome()
     }
 
+    /// Returns whether receives wait.
+    pub(super) fn has_receives(&self) -> bool {
+        match self {
+            Self::Software(matcher) => matcher.waiting() > 0,
+            Self::Device(shared) => shared.offload.waiting() > 0,
+        }
+    }
+
     /// Receives and messages that wait.
     #[cfg(test)]
     pub(super) fn waiting_and_kept(&self) -> [usize; 2] {

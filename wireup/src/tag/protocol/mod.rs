@@ -18,6 +18,12 @@
 //! [`MAX_ANNOUNCED`] announcements of a link are unanswered; later sends of the link wait at the
 //! sender, in order. So the memory that a peer can occupy is bounded.
 //!
+//! A rendezvous takes several times as long as an eager message. A message for which the window has
+//! no room is therefore not announced before the receiver has reported: it does so when it has taken
+//! half of a window, which makes room, and by a `Credit` message if a receive waits and the window
+//! is used up by other messages. So a receiver that falls behind gets eager messages at its own
+//! pace, and one that wants a later message first gets that announced.
+//!
 //! With the list of a device ([`Machine::with_list`]), a link asks for tagged messages
 //! ([`Opening::tagged`]): the peer sends the payload of `Eager`, and the body of `Announce`, as a
 //! message that the device matches. They have no header but an immediate: 31 bits of the link's
@@ -40,6 +46,7 @@ use std::fmt;
 use std::task::Waker;
 
 use barewire::Cause;
+use smallvec::SmallVec;
 use thiserror::Error;
 
 pub use arrival::Violation;
@@ -455,6 +462,13 @@ struct Link {
     waiting: VecDeque<Key>,
     /// Announcements that the peer has not answered.
     announced: u16,
+    /// The peer's window is used up, or a message for which it had no room was announced, and the
+    /// peer has not reported since. The next such message waits for that report.
+    held: bool,
+    /// The peer accepts no eager message at all.
+    is_closed: bool,
+    /// In the machine's list of links whose window the peer has used up.
+    is_listed: bool,
     control: VecDeque<Control>,
     /// Sends that leave in fragments.
     fragments: VecDeque<Key>,
@@ -498,9 +512,25 @@ impl Link {
     #[inline]
     fn release(&mut self, length: usize) -> bool {
         self.allowed.add(length);
-        let due = self.allowed.is_due(self.reported, self.window)
-            && self.failure.is_none()
-            && !self.control.contains(&Control::Credit);
+        self.allowed.is_due(self.reported, self.window) && self.report()
+    }
+
+    /// Returns whether the peer holds messages back: as far as it knows, the window has no room.
+    #[inline]
+    fn is_used_up(&self) -> bool {
+        !self.received.has_room(self.reported, 0)
+    }
+
+    /// An eager message was sent.
+    #[inline]
+    fn add_sent(&mut self, length: usize) {
+        self.sent.add(length);
+        self.held |= !self.sent.has_room(self.granted, 0);
+    }
+
+    /// Reports the credit by a message of its own. Returns false if that is already due.
+    fn report(&mut self) -> bool {
+        let due = self.failure.is_none() && !self.control.contains(&Control::Credit);
         if due {
             self.control.push_back(Control::Credit);
         }
@@ -512,10 +542,13 @@ impl Link {
     }
 }
 
+/// The payload of a message that waits for a receive. A short one takes no allocation.
+type Stored = SmallVec<[u8; 64]>;
+
 /// A message that waits for a receive.
 #[derive(Debug)]
 enum Kept {
-    Eager { link: Key, payload: Box<[u8]>, acknowledge: Option<u64> },
+    Eager { link: Key, payload: Stored, acknowledge: Option<u64> },
     Announced(Announced),
 }
 
@@ -592,6 +625,8 @@ pub struct Machine<B: Payload, L = NoList> {
     actions: VecDeque<Action<B>>,
     /// Links that may have something to send.
     ready: VecDeque<Key>,
+    /// Links whose peers may hold messages back, because no receive has waited for them.
+    used_up: Vec<Key>,
     wakers: VecDeque<Waker>,
     counters: TagCounters,
 }
@@ -621,6 +656,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             claimed: Slab::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
+            used_up: Vec::new(),
             wakers: VecDeque::new(),
             counters: TagCounters::default(),
         }
@@ -656,6 +692,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             number: 0,
             waiting: VecDeque::new(),
             announced: 0,
+            held: false,
+            is_closed: false,
+            is_listed: false,
             control: VecDeque::new(),
             fragments: VecDeque::new(),
             fragment_was_last: false,
@@ -692,6 +731,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             entry.peer = Some(peer.link);
             entry.tagged = peer.tagged;
             entry.granted = peer.window.clamped().into();
+            entry.is_closed = peer.window.messages == 0;
         }
         self.make_ready(link);
     }
@@ -780,6 +820,41 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         {
             entry.is_ready = true;
             self.ready.push_back(link);
+        }
+    }
+
+    /// A receive waits that no kept message matches: its message may be one that a peer holds back.
+    #[inline]
+    fn ask_for_more(&mut self) {
+        if !self.used_up.is_empty() {
+            self.ask_all();
+        }
+    }
+
+    #[inline(never)]
+    fn ask_all(&mut self) {
+        for link in std::mem::take(&mut self.used_up) {
+            if let Some(entry) = self.links.get_mut(link) {
+                entry.is_listed = false;
+                let holds = entry.is_used_up() || !entry.kept_announcements.is_empty();
+                if holds && entry.report() {
+                    self.make_ready(link);
+                }
+            }
+        }
+    }
+
+    /// The peer has used up the window of a link, or one of its announcements is kept: asks for
+    /// what it holds back if a receive waits, or when the next one does.
+    fn note_used_up(&mut self, link: Key) {
+        if let Some(entry) = self.links.get_mut(link)
+            && !entry.is_listed
+        {
+            entry.is_listed = true;
+            self.used_up.push(link);
+        }
+        if self.matching.has_receives() {
+            self.ask_all();
         }
     }
 

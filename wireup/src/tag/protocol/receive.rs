@@ -60,22 +60,34 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         let stage = Stage::Posted(expected);
         // The key that the matcher has.
         let request = self.insert(State::Receive(Receive { buffer, stage }));
-        if let Some((tag, kept)) = found {
-            self.accept(request, tag, kept);
+        match found {
+            Some((tag, kept)) => self.accept(request, tag, kept),
+            None => self.ask_for_more(),
         }
         request
     }
 
     /// The message that a [`receive`](Self::receive) would get now.
-    pub fn peek(&self, tag: u64, mask: u64) -> Option<Envelope> {
-        let (tag, kept) = self.matching.message(self.matching.find(tag, mask)?)?;
+    pub fn peek(&mut self, tag: u64, mask: u64) -> Option<Envelope> {
+        let found = self.find(tag, mask)?;
+        let (tag, kept) = self.matching.message(found)?;
         Some(Envelope { tag, length: kept.length(), link: kept.link() })
+    }
+
+    /// The kept message that a receive would get now.
+    fn find(&mut self, tag: u64, mask: u64) -> Option<Key> {
+        let found = self.matching.find(tag, mask);
+        if found.is_none() {
+            self.ask_for_more();
+        }
+        found
     }
 
     /// Takes the message that a receive would get now, for
     /// [`receive_claimed`](Self::receive_claimed). No other receive gets it.
     pub fn claim(&mut self, tag: u64, mask: u64) -> Option<(Key, Envelope)> {
-        let (tag, kept) = self.matching.take(self.matching.find(tag, mask)?)?;
+        let found = self.find(tag, mask)?;
+        let (tag, kept) = self.matching.take(found)?;
         self.forget_announcement(&kept);
         let envelope = Envelope { tag, length: kept.length(), link: kept.link() };
         Some((self.claimed.insert((tag, kept)), envelope))

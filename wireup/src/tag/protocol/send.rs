@@ -6,7 +6,7 @@ use super::matching::Expected;
 use super::offload::List;
 use super::{
     Action, Body, Cause, Control, Envelope, Link, MAX_ANNOUNCED, Machine, Mode, Moved, Outgoing,
-    Payload, State, TagError, Transfer, Violation,
+    Payload, Request, State, TagError, Transfer, Violation,
 };
 
 /// An eager message, and what takes it back.
@@ -96,7 +96,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         // Before it is posted: its receiver may run inside of the post, and send.
         let reported = entry.reported;
         entry.note_sent(&header);
-        entry.sent.add(length);
+        entry.add_sent(length);
         Some(Eager { header, reported })
     }
 
@@ -106,6 +106,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             entry.number = message.header.number;
             entry.reported = message.reported;
             entry.sent.remove(length);
+            entry.held = false;
         }
     }
 
@@ -182,7 +183,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         let send = self.sending(request)?;
         let Envelope { tag, length, .. } = send.envelope;
         let buffer = send.buffer.clone();
-        if entry.is_eager(length, send.mode) && entry.sent.has_room(entry.granted, length) {
+        let is_eager = entry.is_eager(length, send.mode);
+        if is_eager && entry.sent.has_room(entry.granted, length) {
             let (kind, number) = match send.mode {
                 Mode::Synchronous => (Kind::Synchronous, Some(request.to_u64())),
                 Mode::Auto | Mode::Eager => (Kind::Eager, None),
@@ -190,7 +192,10 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             let body = Body::Payload { request, number, buffer, offset: 0, length };
             return Some(Outgoing { header: entry.header(peer, kind, tag), body });
         }
-        (entry.announced < MAX_ANNOUNCED).then(|| Outgoing {
+        // A device that matches takes messages without a header, and does not report.
+        let waits = is_eager && entry.held && !entry.tagged && !entry.is_closed
+            || entry.announced >= MAX_ANNOUNCED;
+        (!waits).then(|| Outgoing {
             header: entry.header(peer, Kind::Announce, tag),
             body: Body::Announce { request, buffer },
         })
@@ -225,7 +230,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             Body::Announce { request, .. } => {
                 entry.waiting.pop_front();
                 entry.announced += 1;
-                if let Some(send) = self.sending_mut(request) {
+                if let Some(Request { state: State::Send(send), .. }) =
+                    self.requests.get_mut(request)
+                {
+                    // A device reports nothing about announcements.
+                    entry.held |= !entry.tagged && entry.is_eager(send.envelope.length, send.mode);
                     send.buffer.share();
                     send.stage = Stage::Announced { withdrawn: false };
                 }
@@ -234,7 +243,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
                 Kind::Fragment => self.fragment_sent(link, request, length),
                 kind => {
                     entry.waiting.pop_front();
-                    entry.sent.add(length);
+                    entry.add_sent(length);
                     match kind {
                         Kind::Synchronous => self.set_stage(request, Stage::Matching),
                         _ => self.send_done(request),
@@ -377,6 +386,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     fn answered(&mut self, link: Key) {
         if let Some(entry) = self.links.get_mut(link) {
             entry.announced = entry.announced.saturating_sub(1);
+            entry.held = false;
         }
         self.make_ready(link);
     }

@@ -791,7 +791,14 @@ fn a_flood_of_unexpected_messages_stays_within_the_window() {
     }
     exchange(sender, receiver);
     let waiting = receiver.counters();
+    assert_eq!((waiting.unexpected_messages, waiting.announced), (64, 0));
+    // The peer announces what it holds back once something waits for it.
+    let last = receiver.receive(MESSAGES as u64, FULL_MASK, payload.clone());
+    exchange(sender, receiver);
+    let waiting = receiver.counters();
     assert_eq!((waiting.unexpected_messages, waiting.announced), (64, usize::from(MAX_ANNOUNCED)));
+    assert!(receiver.cancel(last));
+    receiver.detach(last);
     for number in 0..MESSAGES {
         let buffer = payload.clone();
         let request = receiver.receive(0, 0, buffer);
@@ -810,4 +817,109 @@ fn a_flood_of_unexpected_messages_stays_within_the_window() {
     assert_eq!((most.unexpected_messages, most.announced), (64, usize::from(MAX_ANNOUNCED)));
     assert!(most.unexpected_bytes <= 256 << 10);
     assert_eq!((sender.requests(), receiver.requests()), (0, 0));
+}
+
+#[test]
+fn a_receiver_that_falls_behind_gets_eager_messages() {
+    const MESSAGES: usize = 10_000;
+    let (mut world, mut pair) = (World::new(1), Pair::new());
+    let payload = world.buffer(vec![7; 8]);
+    for _ in 0..MESSAGES {
+        let request = pair.sender.send(pair.here, 1, payload.clone(), Mode::Auto);
+        pair.sender.detach(request);
+    }
+    for _ in 0..MESSAGES {
+        let request = pair.receiver.receive(1, FULL_MASK, payload.clone());
+        // The sender is always ahead, by as much as it may be.
+        pair.exchange();
+        assert!(pair.receiver.result(request).is_some_and(|result| result.is_ok()));
+        pair.receiver.detach(request);
+    }
+    // Without a rendezvous, and two reports per window.
+    let [messages, reports] = pair.messages;
+    assert_eq!((messages, pair.sender.requests()), (MESSAGES, 0));
+    assert!(reports <= MESSAGES / 32 + 2, "{reports} reports");
+}
+
+#[test]
+fn a_message_behind_a_full_window_arrives_if_it_is_wanted_first() {
+    // The window ends after 64 messages, or after 26 of 10 000 bytes.
+    for (length, last) in [(8, 64), (8, 65), (8, 200), (10_000, 26), (10_000, 27), (10_000, 200)] {
+        let (mut world, mut pair) = (World::new(1), Pair::new());
+        let payload = world.buffer(vec![7; length]);
+        for tag in 0..=last {
+            let request = pair.sender.send(pair.here, tag, payload.clone(), Mode::Auto);
+            pair.sender.detach(request);
+        }
+        pair.exchange();
+        // By a receive, or by a peek.
+        let request = if last % 2 == 0 {
+            pair.receiver.receive(last, FULL_MASK, payload.clone())
+        } else {
+            for _ in 0..300 {
+                pair.receiver.peek(last, FULL_MASK);
+                pair.exchange();
+            }
+            let (claim, _) = pair.receiver.claim(last, FULL_MASK).expect("announced");
+            pair.receiver.receive_claimed(claim, payload.clone()).expect("claimed")
+        };
+        pair.exchange();
+        let result = pair.receiver.result(request);
+        assert!(result.is_some_and(|result| result.is_ok()), "{length} {last}: {result:?}");
+    }
+}
+
+/// Two machines whose messages arrive at once.
+struct Pair {
+    sender: Machine<Buffer>,
+    receiver: Machine<Buffer>,
+    here: Key,
+    /// Messages from the sender, and to it.
+    messages: [usize; 2],
+}
+
+impl Pair {
+    fn new() -> Self {
+        let limits = Limits::default();
+        let mut machines = [Machine::<Buffer>::new(limits), Machine::new(limits)];
+        let link_limits = LinkLimits { message: 16384, threshold: 12000, tagged: 0 };
+        let [(here, mine), (there, theirs)] =
+            [0, 1].map(|at| machines[at].open(|| 7).expect("a link"));
+        machines[0].set_limits(here, link_limits);
+        machines[1].set_limits(there, link_limits);
+        machines[0].connect(here, theirs);
+        machines[1].connect(there, mine);
+        let [sender, receiver] = machines;
+        Self { sender, receiver, here, messages: [0; 2] }
+    }
+
+    /// Sends everything that may leave. Returns whether there was anything.
+    fn post(&mut self, at: usize) -> bool {
+        let (from, to) = if at == 0 {
+            (&mut self.sender, &mut self.receiver)
+        } else {
+            (&mut self.receiver, &mut self.sender)
+        };
+        let (mut bytes, before) = (vec![0; 16384], self.messages[at]);
+        while let Some(link) = from.ready() {
+            while let Some(outgoing) = from.next(link) {
+                let length = outgoing.write(Place::default(), &mut bytes).expect("room");
+                from.sent(link, &outgoing);
+                to.arrived(&bytes[..length]).expect("this protocol");
+                self.messages[at] += 1;
+            }
+        }
+        let mut acted = false;
+        while let Some(action) = from.action() {
+            // No lane: fragments.
+            let Action::Expose { request, .. } = action else { panic!("{action:?}") };
+            from.exposed(request, None);
+            acted = true;
+        }
+        acted || self.messages[at] > before
+    }
+
+    fn exchange(&mut self) {
+        while self.post(0) | self.post(1) {}
+    }
 }
