@@ -126,6 +126,19 @@ impl<'a> Wait<'a> {
         self.until_within::<T, true>(STALL, during, ready)
     }
 
+    /// Like [`Self::until`], but makes no progress if `ready` is ready at once.
+    #[inline(always)]
+    pub(crate) fn unless_ready_until<T>(
+        &mut self,
+        during: &str,
+        mut ready: impl FnMut() -> Result<Option<T>, Fault>,
+    ) -> Result<T, Error> {
+        match ready() {
+            Ok(Some(value)) => Ok(value),
+            _ => self.until(during, ready),
+        }
+    }
+
     /// Like [`Self::until`], but without progress, for events that do not need it.
     #[inline(always)]
     pub(crate) fn until_passively<T>(

@@ -49,8 +49,8 @@ pub(super) fn lead<M: Messages>(
         for number in 0..plan.total {
             let receiving = messages.receive(session, during)?;
             let sending = messages.send(session, during)?;
-            session.wait.until(during, || messages.poll_received(&receiving))?;
-            session.wait.until(during, || messages.poll_sent(&sending))?;
+            session.wait.unless_ready_until(during, || messages.poll_received(&receiving))?;
+            session.wait.unless_ready_until(during, || messages.poll_sent(&sending))?;
             recorder.iteration(number)?;
         }
     } else {
@@ -71,7 +71,7 @@ pub(super) fn lead<M: Messages>(
         }
         if !loopback {
             let last = messages.receive(session, during)?;
-            session.wait.until(during, || messages.poll_received(&last))?;
+            session.wait.unless_ready_until(during, || messages.poll_received(&last))?;
         }
     }
     recorder.end();
@@ -89,9 +89,9 @@ fn finish<M: Messages>(
     during: &str,
 ) -> Result<(), Error> {
     if let Some(receiving) = receiving {
-        session.wait.until(during, || messages.poll_received(&receiving))?;
+        session.wait.unless_ready_until(during, || messages.poll_received(&receiving))?;
     }
-    session.wait.until(during, || messages.poll_sent(&sending))
+    session.wait.unless_ready_until(during, || messages.poll_sent(&sending))
 }
 
 /// The side that responds.
@@ -113,18 +113,18 @@ pub(super) fn follow<M: Messages>(
             Some(first) => first,
             None => messages.receive(session, during)?,
         };
-        session.wait.until(during, || messages.poll_received(&first))?;
+        session.wait.unless_ready_until(during, || messages.poll_received(&first))?;
         if (1..plan.total - number).contains(&ahead) {
             receiving.push_back(messages.receive(session, during)?);
         }
         if responds {
             let sending = messages.send(session, during)?;
-            session.wait.until(during, || messages.poll_sent(&sending))?;
+            session.wait.unless_ready_until(during, || messages.poll_sent(&sending))?;
         }
     }
     if !responds {
         let sending = messages.send(session, during)?;
-        session.wait.until(during, || messages.poll_sent(&sending))?;
+        session.wait.unless_ready_until(during, || messages.poll_sent(&sending))?;
     }
     session.wait.barrier(END)
 }

@@ -112,18 +112,22 @@ impl Messages for Tagged {
     const MOST: u32 = u32::MAX;
     const AHEAD: u64 = 0;
 
+    #[inline(always)]
     fn send(&mut self, _: &mut Session<'_>, _: &str) -> Result<Request, Error> {
         Ok(self.tags.send(&self.link, self.to, &self.source, Mode::Auto))
     }
 
+    #[inline(always)]
     fn receive(&mut self, _: &mut Session<'_>, _: &str) -> Result<Request, Error> {
         Ok(self.tags.receive(self.from, FULL_MASK, &self.target))
     }
 
+    #[inline(always)]
     fn poll_received(&mut self, request: &Request) -> Result<Option<()>, Fault> {
         Ok(request.poll().transpose()?.map(drop))
     }
 
+    #[inline(always)]
     fn poll_sent(&mut self, request: &Request) -> Result<Option<()>, Fault> {
         self.poll_received(request)
     }
