@@ -92,3 +92,28 @@ fn every_package_is_complete() {
         }
     }
 }
+
+/// The features of rustix that a package asks for.
+fn features_of_rustix(package: &Value) -> Vec<&str> {
+    let dependencies = package["dependencies"].as_array().unwrap().iter();
+    dependencies
+        .filter(|dependency| dependency["name"] == "rustix")
+        .flat_map(|dependency| dependency["features"].as_array().unwrap())
+        .map(|feature| feature.as_str().unwrap())
+        .collect()
+}
+
+/// With fewer features than the workspace, rustix and xtask would be compiled twice in each CI run.
+#[test]
+fn xtask_has_every_feature_of_rustix_that_the_workspace_has() {
+    let metadata = cargo(&["metadata", "--format-version=1", "--no-deps"]);
+    let metadata: Value = serde_json::from_str(&metadata).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let own = packages.iter().find(|package| package["name"] == "xtask").unwrap();
+    let own = features_of_rustix(own);
+    for package in packages {
+        for feature in features_of_rustix(package) {
+            assert!(own.contains(&feature), "{} has {feature}", package["name"]);
+        }
+    }
+}
