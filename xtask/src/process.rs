@@ -37,6 +37,21 @@ pub(crate) fn watch_signals() {
     }
 }
 
+/// Returns the time that processors worked for the programs that this one started and that have
+/// ended, with those that they started and waited for.
+pub(crate) fn processor_time() -> Duration {
+    let ticks = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks_in(&stat));
+    Duration::from_secs(ticks.unwrap_or(0)) / rustix::param::clock_ticks_per_second() as u32
+}
+
+/// Adds `cutime` and `cstime`. The second field is a name, in which anything may stand.
+fn ticks_in(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(13);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
+}
+
 /// A program with its arguments and additional environment variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Invocation {
@@ -324,6 +339,16 @@ mod tests {
 
     fn shell(script: &str) -> Invocation {
         Invocation::new("sh", &["-c", script])
+    }
+
+    #[test]
+    fn the_time_of_ended_children_is_read() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194304 1 2 3 4 50 60 700 8000 20 0 1 0 99 1 2";
+        assert_eq!(ticks_in(stat), Some(8700));
+        assert_eq!(ticks_in("7 (a) S 1"), None);
+        let before = processor_time();
+        text(&shell("i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"), SOON).unwrap();
+        assert!(processor_time() > before);
     }
 
     #[test]

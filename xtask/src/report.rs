@@ -10,6 +10,8 @@ use crate::count::Tally;
 pub(crate) struct Done {
     pub(crate) name: &'static str,
     pub(crate) took: Duration,
+    /// Of all processors together. Unlike `took`, it hardly depends on what else the machine does.
+    pub(crate) processor: Duration,
     pub(crate) passed: bool,
 }
 
@@ -19,12 +21,15 @@ pub(crate) fn closing(steps: &[Done], tests: Tally, left_out: &[String]) -> Stri
     let mut text = String::new();
     let width = steps.iter().map(|step| step.name.len()).max().unwrap_or(0).max("step".len());
     let total: Duration = steps.iter().map(|step| step.took).sum();
-    let _ = writeln!(text, "{:width$}  seconds  result", "step");
+    let processor: Duration = steps.iter().map(|step| step.processor).sum();
+    let _ = writeln!(text, "{:width$}  seconds  of CPUs  result", "step");
     for step in steps {
         let result = if step.passed { "passed" } else { "FAILED" };
-        let _ = writeln!(text, "{:width$}  {:7.1}  {result}", step.name, step.took.as_secs_f64());
+        let (took, processor) = (step.took.as_secs_f64(), step.processor.as_secs_f64());
+        let _ = writeln!(text, "{:width$}  {took:7.1}  {processor:7.1}  {result}", step.name);
     }
-    let _ = writeln!(text, "{:width$}  {:7.1}", "total", total.as_secs_f64());
+    let (total, processor) = (total.as_secs_f64(), processor.as_secs_f64());
+    let _ = writeln!(text, "{:width$}  {total:7.1}  {processor:7.1}", "total");
     for reason in left_out {
         let _ = writeln!(text, "left out: {reason}");
     }
@@ -46,7 +51,8 @@ mod tests {
 
     #[test]
     fn ends_with_the_line_that_is_read() {
-        let step = |name, passed| Done { name, took: Duration::from_millis(1500), passed };
+        let (took, processor) = (Duration::from_millis(1500), Duration::from_secs(2));
+        let step = |name, passed| Done { name, took, processor, passed };
         let text = closing(
             &[step("format", true), step("tests", false)],
             Tally { passed: 40, failed: 2 },
@@ -54,7 +60,8 @@ mod tests {
         );
         assert_eq!(
             text,
-            "step    seconds  result\nformat      1.5  passed\ntests       1.5  FAILED\ntotal       3.0\n\
+            "step    seconds  of CPUs  result\nformat      1.5      2.0  passed\n\
+             tests       1.5      2.0  FAILED\ntotal       3.0      4.0\n\
              left out: feature x: missing y\n42 tests and 2 steps:\n41 passed, 3 failed\n"
         );
     }

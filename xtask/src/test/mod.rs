@@ -167,9 +167,10 @@ impl Run {
     /// Announces, runs and times one part.
     fn part(&mut self, part: &'static Part, is_deep: bool, setting: &Setting) -> Ended {
         println!("\n==> {}: {}", part.name, part.checks);
-        let started = Instant::now();
+        let (started, processor) = (Instant::now(), process::processor_time());
         let outcome = (part.run)(setting);
         let took = started.elapsed();
+        let processor = process::processor_time().saturating_sub(processor);
         let (ended, tests) = match outcome {
             Ok(Outcome::Passed(tests)) => (Ended::Passed, tests),
             Ok(Outcome::LeftOut(why)) => {
@@ -189,7 +190,8 @@ impl Run {
         };
         self.tests.add(tests);
         if ended != Ended::LeftOut {
-            self.done.push(Done { name: part.name, took, passed: ended == Ended::Passed });
+            let passed = ended == Ended::Passed;
+            self.done.push(Done { name: part.name, took, processor, passed });
         }
         println!("==> {}: {ended:?} after {:.1} s", part.name, took.as_secs_f64());
         if is_deep
