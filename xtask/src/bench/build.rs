@@ -113,7 +113,7 @@ fn bends(variable: &str) -> bool {
         || variable == "RUSTFLAGS"
         || variable == "CARGO_BUILD_TARGET"
         || (variable.starts_with("IAI_CALLGRIND_") && variable != "IAI_CALLGRIND_RUNNER")
-        || variable.starts_with("CARGO_PROFILE_")
+        || (variable.starts_with("CARGO_PROFILE_") && !variable.starts_with("CARGO_PROFILE_DEV_"))
 }
 
 /// A bench binary.
@@ -156,7 +156,7 @@ mod tests {
             assert!(bends(variable), "{variable}");
         }
         for variable in
-            ["PATH", "CARGO_TARGET_DIR", "RUSTUP_TOOLCHAIN", "CARGO", "IAI_CALLGRIND_RUNNER"]
+            ["PATH", "CARGO_PROFILE_DEV_DEBUG", "RUSTUP_TOOLCHAIN", "CARGO", "IAI_CALLGRIND_RUNNER"]
         {
             assert!(!bends(variable), "{variable}");
         }
