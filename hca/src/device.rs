@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use barewire_layouts::management::MAD_BYTES;
 use barewire_layouts::page_fault::PageFault;
 
-use crate::command::{self, CommandSyndrome};
+use crate::command::{self, CommandSyndrome, Sender};
 use crate::config::{Config, Mode, OpenError, WireKind};
 use crate::counters::Counters;
 use crate::engine::{Objects, Report, Strict};
@@ -160,12 +160,24 @@ impl Device {
     /// }
     /// ```
     pub unsafe fn execute(&self, input: &[u8], output: &mut [u8]) {
+        self.execute_for(Sender::Program, input, output);
+    }
+
+    /// As [`Self::execute`], of a command that the kernel sends for an object of verbs.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn execute_for_kernel(&self, input: &[u8], output: &mut [u8]) {
+        self.execute_for(Sender::Kernel, input, output);
+    }
+
+    fn execute_for(&self, sender: Sender, input: &[u8], output: &mut [u8]) {
         let delay = self.handle.requirements.command_delay;
         if self.handle.thread.is_some() && !delay.is_zero() {
             std::thread::sleep(delay);
         }
         match self.handle.lock() {
-            Ok(mut state) => state.execute(input, output),
+            Ok(mut state) => state.execute(sender, input, output),
             Err(_) => command::refuse(output, CommandSyndrome::Stopped),
         }
         self.handle.wake();

@@ -15,6 +15,7 @@ mod config;
 mod counters;
 mod device;
 mod engine;
+mod families;
 mod key;
 mod limits;
 mod memory;
@@ -36,6 +37,7 @@ pub use config::{
 pub use counters::{Counters, SyndromeCounts};
 pub use device::Device;
 pub use engine::{Finding, Report, ReservedBits, Strict};
+pub use families::Families;
 pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{
     AbsentPages, DeviceMemory, Mapping, PagingError, UmemAccess, UmemError, WrittenBack, check_pin,

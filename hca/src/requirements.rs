@@ -9,6 +9,7 @@ use barewire_layouts::command::qp::{Enhancements, Mtu};
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use thiserror::Error;
 
+use crate::families::Families;
 use crate::limits;
 
 /// MTU of an Ethernet port on which packets of every path MTU fit.
@@ -97,6 +98,15 @@ pub struct Requirements {
     /// log2 of one more than the entries of a tag matching list: 12 by default, 7 on published
     /// adapters of InfiniBand; 0 for no tag matching, as on Ethernet. Larger lists are refused.
     pub log_tags: u8,
+    /// Objects of these families, created by a program and not by the kernel, are refused.
+    pub refuse: Families,
+    /// Objects of these families, created by a program and not by the kernel, get no packet: the
+    /// device accepts them, and messages to them are lost.
+    pub deaf: Families,
+    /// Messages are not scattered to completions (`cs_res` is ignored), as on a device without it.
+    pub ignores_cs_res: bool,
+    /// A queue pair that a command moves to error is flushed after the command has returned.
+    pub late_flush: bool,
     /// Completions after which the device is removed; 0 for never. See
     /// [`Fault::Unplug`](crate::Fault::Unplug).
     pub unplug_after: u64,
@@ -126,6 +136,10 @@ impl Default for Requirements {
             faults_by_wqe: false,
             late_reads: false,
             log_tags: limits::LOG_TAGS,
+            refuse: Families::default(),
+            deaf: Families::default(),
+            ignores_cs_res: false,
+            late_flush: false,
             unplug_after: 0,
         }
     }
@@ -401,6 +415,38 @@ pub const REQUIREMENTS: &[Requirement] = &[
         "Refuse queue pairs that programs create by DEVX, with LIMITS_EXCEEDED",
         no_devx_queue_pairs
     ),
+    switch!(
+        "ignore-cs-res",
+        true,
+        "Write small messages to buffers, also where a queue asks for them in completions (cs_res)",
+        ignores_cs_res
+    ),
+    switch!(
+        "late-flush",
+        true,
+        "Flush a queue pair that a command moves to error after the command has returned",
+        late_flush
+    ),
+    value!(
+        "refuse" = "rmp:dct:dci:xrc:ud:xrq",
+        false,
+        "Refuse objects of these families that programs create by DEVX, or on soft0",
+        |to, text| {
+            to.refuse = text.parse().ok()?;
+            Some(())
+        },
+        |from| (!from.refuse.is_empty()).then(|| from.refuse.to_string())
+    ),
+    value!(
+        "deaf" = "rmp:dct:dci:xrc:ud:xrq",
+        false,
+        "Accept objects of these families as for 'refuse', but drop all packets to them",
+        |to, text| {
+            to.deaf = text.parse().ok()?;
+            Some(())
+        },
+        |from| (!from.deaf.is_empty()).then(|| from.deaf.to_string())
+    ),
     value!(
         "unplug-after" = "100",
         false,
@@ -502,6 +548,8 @@ mod tests {
             "ece=1",
             "ece=0x10000000",
             "log-tags=13",
+            "refuse=rmp:dc",
+            "deaf=",
         ] {
             let name = text.split('=').next().unwrap_or("").to_owned();
             let error = text.parse::<Requirements>().unwrap_err();

@@ -118,12 +118,14 @@ impl State {
         work(&mut self.engine, &mut context)
     }
 
-    /// Executes a command.
-    pub(crate) fn execute(&mut self, input: &[u8], output: &mut [u8]) {
+    /// Executes a command of `sender`.
+    pub(crate) fn execute(&mut self, sender: command::Sender, input: &[u8], output: &mut [u8]) {
         if self.unplugged && !command::destroys(input) {
             return command::refuse(output, command::CommandSyndrome::Unplugged);
         }
-        self.with_engine(|engine, context| command::execute(engine, context, input, output));
+        self.with_engine(|engine, context| {
+            command::execute(engine, context, sender, input, output)
+        });
     }
 
     /// Runs one pass of the engine. Returns whether there was work, and in how many nanoseconds the

@@ -54,7 +54,9 @@ pub(super) fn create(
         NO_SUCH_SCATTER => None,
         mode => Scatter::new(0, mode),
     };
-    let scatter = scatter.ok_or(CommandSyndrome::DctScatterToCqe)?;
+    let scatter = scatter
+        .ok_or(CommandSyndrome::DctScatterToCqe)?
+        .restricted(objects.requirements.ignores_cs_res);
     let remote_atomic = context.get(Dctc::RAE);
     let lacks_mode = match context.get(Dctc::ATOMIC_MODE) {
         Err(_) | Ok(AtomicMode::None) => true,
@@ -181,6 +183,7 @@ pub(super) fn destroy(
     let number = input.get(DestroyDctIn::DCTN);
     device.objects.dcts.get(number).ok_or(CommandSyndrome::UnknownDct)?;
     engine.dct_closed(device, number);
+    device.objects.deaf.remove(&number);
     if let Some(dct) = device.objects.dcts.remove(number) {
         device.objects.share(Some(dct.srq), false);
         device.objects.release_cq(dct.cq);

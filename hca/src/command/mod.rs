@@ -17,8 +17,10 @@ use barewire_layouts::command::{
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::engine::{Context, Engine};
+use crate::families::{self, Families};
 use crate::memory::{Memory, Refused, Window};
 use crate::object::DoorbellRecord;
+use crate::requirements::Requirements;
 
 mod capability;
 mod cq;
@@ -48,16 +50,35 @@ pub use syndrome::CommandSyndrome;
 /// The outcome of a command.
 type Outcome = Result<(), CommandSyndrome>;
 
+/// Who sends a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sender {
+    /// A program, by DEVX or on a device of its process.
+    Program,
+    /// The kernel, for an object of verbs.
+    Kernel,
+}
+
 /// Executes the command in `input` and writes its output to `output`, followed by zeros.
 pub(crate) fn execute(
     engine: &mut Engine,
     device: &mut Context<'_>,
+    sender: Sender,
     input: &[u8],
     output: &mut [u8],
 ) {
     output.fill(0);
+    let Requirements { refuse: refused, deaf, .. } = device.objects.requirements;
+    let is_program = sender == Sender::Program;
+    if is_program && refused.has(Families::created_by(input)) {
+        return refuse(output, CommandSyndrome::FamilyRefused);
+    }
     if let Err(syndrome) = dispatch(engine, device, input, output) {
-        refuse(output, syndrome);
+        return refuse(output, syndrome);
+    }
+    if is_program && !deaf.is_empty() {
+        let number = families::deaf(device.objects, deaf, input, output);
+        device.objects.deaf.extend(number);
     }
 }
 

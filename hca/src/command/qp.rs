@@ -143,7 +143,8 @@ pub(super) fn create(
         return Err(CommandSyndrome::QpOffloadRing);
     }
     let scatter = Scatter::new(context.get(Qpc::CS_REQ), context.get(Qpc::CS_RES))
-        .ok_or(CommandSyndrome::ScatterToCqe)?;
+        .ok_or(CommandSyndrome::ScatterToCqe)?
+        .restricted(objects.requirements.ignores_cs_res);
     let (number, _) = objects
         .qps
         .insert_with(|number| Qp {
@@ -301,6 +302,7 @@ pub(super) fn destroy(
     device.objects.qps.get(number).ok_or(CommandSyndrome::UnknownQpToDestroy)?;
     engine.qp_destroyed(device, number);
     mcg::detach_all(device, number);
+    device.objects.deaf.remove(&number);
     if let Some(qp) = device.objects.qps.remove(number) {
         device.objects.share(qp.srq, false);
         device.objects.use_xrcd(qp.xrcd, false);

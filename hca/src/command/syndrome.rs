@@ -136,6 +136,8 @@ syndromes! {
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";
 
+    FamilyRefused = 0x062a, BadParameter, "the device has no such objects for programs (requirement 'refuse')";
+
     UnknownMkey = 0x0701, BadResource, "there is no such memory key";
     NoMkeys = 0x0059_c8a4, LimitExceeded, "the device has no memory key left";
     MkeyMode = 0x0703, BadParameter, "the memory key's access mode is none of MTT, KLM, KSM and MEMIC";

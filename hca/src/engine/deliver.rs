@@ -21,6 +21,10 @@ impl Engine {
             context.counters.cnps_received += 1;
             return;
         }
+        if context.objects.deaf.contains(&number) {
+            context.counters.messages_dropped += 1;
+            return;
+        }
         if let Some(group) = packet.group {
             return self.deliver_to_group(context, group, packet);
         }

@@ -254,6 +254,7 @@ impl Engine {
     /// of the new state.
     pub(crate) fn qp_modified(&mut self, context: &mut Context<'_>, qpn: u32, from: QpState) {
         let tally = Tally::begin(context, qpn);
+        let late_flush = context.objects.requirements.late_flush;
         let Some((qp, mut port)) = split(context, &mut self.built, qpn) else { return };
         let uar = qp.uar;
         if matches!((from, qp.state), (QpState::Rtr | QpState::Rts, QpState::Rst | QpState::Err)) {
@@ -272,7 +273,10 @@ impl Engine {
             (QpState::Rst, QpState::Init) => self.uars.attach(uar, qpn),
             (_, QpState::Err) => {
                 qp.engine.commanded |= from != QpState::Err;
-                completer::flush(qp, &mut port);
+                // Otherwise the next pass flushes it.
+                if !late_flush {
+                    completer::flush(qp, &mut port);
+                }
             }
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),
             (QpState::Rtr, QpState::Rts) => {

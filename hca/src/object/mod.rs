@@ -1,5 +1,6 @@
 //! The objects that commands create, in a table for each kind, with reference counts.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ pub(crate) struct Objects<E> {
     pub(crate) contexts: Table<ResponderContext<E>>,
     /// The number of the last requested connection.
     pub(crate) last_connection: u64,
+    /// Queue pairs and targets that get no packet: see [`Requirements`].
+    pub(crate) deaf: BTreeSet<u32>,
     /// Receives the datagrams to queue pair 1, if there is a manager.
     pub(crate) management: Option<Arc<Management>>,
     pub(crate) memory: Memory,
@@ -113,6 +116,7 @@ impl<E> Objects<E> {
             contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS))
                 .starting_at(first()),
             last_connection: 0,
+            deaf: BTreeSet::new(),
             management: None,
             memory: Memory::new(first()),
         }

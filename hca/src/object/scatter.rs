@@ -30,6 +30,11 @@ impl Scatter {
         Some(Self { requester, responder })
     }
 
+    /// Returns the modes, without that of received messages if the device ignores it.
+    pub(crate) fn restricted(self, ignores_responder: bool) -> Self {
+        Self { responder: if ignores_responder { 0 } else { self.responder }, ..self }
+    }
+
     /// Returns the modes in the format of the context.
     pub(crate) fn modes(self) -> (u8, u8) {
         let mode = |bytes: usize| match bytes {

@@ -105,7 +105,7 @@ impl Adapter {
         command::<R>(&self.device, fill)
     }
 
-    /// Executes a command given as bytes. The caller checks the status in the output.
+    /// Executes a command of a program, given as bytes. The caller checks the status in the output.
     pub(crate) fn raw(&self, input: &[u8], room: usize) -> Vec<u8> {
         let mut output = vec![0; room];
         // SAFETY: as in `command`. A program that sends its own commands is responsible for the
@@ -188,7 +188,7 @@ pub(crate) fn command<R: Request>(
     fill(&mut request::<R>(&mut input).ok_or(Errno::IO)?);
     // SAFETY: only this crate uses the device, and it registers only memory of programs, which by
     // registering it allow a device to access it.
-    unsafe { device.execute(&input, &mut bytes) };
+    unsafe { device.execute_for_kernel(&input, &mut bytes) };
     answer::<R>(&bytes)?;
     Ok(Answer { bytes })
 }
