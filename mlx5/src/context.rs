@@ -5,8 +5,8 @@ use core::cell::OnceCell;
 use core::ptr::NonNull;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Arc;
 
 use crate::backend::{Backend, commands};
 use crate::channel::shared_memory::SharedMemory;
@@ -15,6 +15,7 @@ use crate::doorbell::{Half, SharedRegister};
 use crate::error::Error;
 #[cfg(feature = "verbs")]
 use crate::error::system;
+use crate::trial::Trials;
 use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 /// An open device.
@@ -31,6 +32,8 @@ struct Shared {
     targets: AtomicU8,
     /// Of queues that are created by commands.
     queue_memory: SharedMemory,
+    /// `None` if the device is not tested.
+    trials: Option<Arc<Trials>>,
 }
 
 impl Context {
@@ -39,17 +42,47 @@ impl Context {
     /// # Errors
     /// If the device does not respond as an mlx5 device does.
     pub fn open(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
-        let capabilities = commands::capabilities(&channel)?;
-        let port = commands::port(&channel, PortOptions::default())?;
-        Ok(Self::new(Backend::Commands(Box::new(channel)), capabilities, port))
+        Self::over(channel, None)
     }
 
-    pub(crate) fn new(backend: Backend, capabilities: Capabilities, port: Port) -> Self {
+    /// As [`Self::open`], for a device whose families of objects are [tested](Self::test) before
+    /// their first use.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_tested(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
+        Self::over(channel, Some(Arc::default()))
+    }
+
+    /// As [`Self::open`], with the tests of the device.
+    pub(crate) fn over(
+        channel: impl CommandChannel + 'static,
+        trials: Option<Arc<Trials>>,
+    ) -> Result<Self, Error> {
+        let capabilities = commands::capabilities(&channel)?;
+        let port = commands::port(&channel, PortOptions::default())?;
+        Ok(Self::new(Backend::Commands(Box::new(channel)), capabilities, port, trials))
+    }
+
+    pub(crate) fn new(
+        backend: Backend,
+        capabilities: Capabilities,
+        port: Port,
+        trials: Option<Arc<Trials>>,
+    ) -> Self {
         // Random, so that a key cannot be derived from its index.
         let variant = RandomState::new().hash_one(0_u8) as u8;
         let (key_variant, targets) = (AtomicU8::new(variant), AtomicU8::new(variant));
         let queue_memory = SharedMemory::default();
-        Self(Arc::new(Shared { backend, capabilities, port, key_variant, targets, queue_memory }))
+        Self(Arc::new(Shared {
+            backend,
+            capabilities,
+            port,
+            key_variant,
+            targets,
+            queue_memory,
+            trials,
+        }))
     }
 
     /// The capabilities of the device.
@@ -116,6 +149,11 @@ impl Context {
     /// The error for an object of another device.
     pub(crate) fn foreign<T>() -> Result<T, Error> {
         Err(Error::parameter("device", 0u32, "the same for all objects"))
+    }
+
+    /// The tests of the device, if it is tested.
+    pub(crate) fn trials(&self) -> Option<&Trials> {
+        self.0.trials.as_deref()
     }
 
     /// The memory of queues that are created by commands.

@@ -112,10 +112,9 @@ mod ringless;
 mod route;
 pub mod setup;
 mod shared_receive;
-#[cfg(feature = "verbs")]
-mod smoke;
 mod store;
 pub mod tags;
+mod trial;
 pub mod ud;
 mod values;
 mod wqe;
@@ -138,5 +137,6 @@ pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
 pub use rc::{OwnReceive, RcConfig, RcQueuePair};
 pub use ringless::RinglessPair;
+pub use trial::Family;
 pub use ud::{UdConfig, UdQueuePair};
 pub use values::{Access, Capabilities, Port, PortAddress, PortOptions, RcPath};

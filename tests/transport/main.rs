@@ -9,6 +9,7 @@ mod datagrams;
 mod deregistration;
 mod dynamic;
 mod failing_device;
+mod families;
 mod full_queues;
 mod helper;
 mod holding;

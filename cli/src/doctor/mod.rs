@@ -109,6 +109,7 @@ fn each(
     let first = report.entries.len();
     let here = |row: &&Row| match row.scope {
         Scope::Queues => scope == Scope::Path && target.is_rdma(),
+        Scope::Family => scope == Scope::Path && target.transport == Some(TransportId::RcMlx5),
         Scope::Peer => scope == Scope::Path && target.peer.is_some(),
         own => own == scope,
     };

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use barewire_mlx5::Family;
+
 use super::outcome::Checked;
-use super::rows::{atomics, data, device, errors, events, host, limits, memory, peer, queues};
+use super::rows::{
+    atomics, data, device, errors, events, families, host, limits, memory, peer, queues,
+};
 use super::target::Target;
 
 /// What a row is about. It runs once for each.
@@ -15,6 +19,8 @@ pub(super) enum Scope {
     Path,
     /// A transport whose device has queues.
     Queues,
+    /// `rc_mlx5`, on devices with one backend: a family of objects, of whichever transport.
+    Family,
     /// A path to another host.
     Peer,
 }
@@ -36,7 +42,7 @@ pub(super) struct Row {
 const SHORT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_mins(1);
 
-pub(super) const ROWS: [Row; 15] = [
+pub(super) const ROWS: [Row; 20] = [
     Row {
         name: "host",
         scope: Scope::Host,
@@ -108,6 +114,46 @@ pub(super) const ROWS: [Row; 15] = [
         deadline: SHORT,
         meaning: "the device reports other values than were set: send the text",
         check: queues::readback,
+    },
+    Row {
+        name: "rmp",
+        scope: Scope::Family,
+        needs: Some("objects"),
+        deadline: SHORT,
+        meaning: "shared receive queues do not work, which rc_mlx5 replaces and dc_mlx5 needs: send the text",
+        check: |target| families::family(target, Family::SharedReceive),
+    },
+    Row {
+        name: "xrq",
+        scope: Scope::Family,
+        needs: Some("objects"),
+        deadline: SHORT,
+        meaning: "tag matching does not work: leave tag_matching=no, which is the default",
+        check: |target| families::family(target, Family::Tags),
+    },
+    Row {
+        name: "dc",
+        scope: Scope::Family,
+        needs: Some("objects"),
+        deadline: SHORT,
+        meaning: "dc_mlx5 does not work: use rc_mlx5",
+        check: |target| families::family(target, Family::Dynamic),
+    },
+    Row {
+        name: "xrc",
+        scope: Scope::Family,
+        needs: Some("objects"),
+        deadline: SHORT,
+        meaning: "xrc_mlx5 does not work: use rc_mlx5",
+        check: |target| families::family(target, Family::Xrc),
+    },
+    Row {
+        name: "ud",
+        scope: Scope::Family,
+        needs: Some("objects"),
+        deadline: SHORT,
+        meaning: "ud_mlx5 does not work: use ud_verbs",
+        check: |target| families::family(target, Family::Datagrams),
     },
     Row {
         name: "data",

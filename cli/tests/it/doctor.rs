@@ -51,7 +51,20 @@ fn every_row_passes_on_the_software_hca() {
     for name in ["host", "device", "port"] {
         assert!(rows.iter().any(|(row, ..)| *row == format!("- - {name}")), "{name}: {rows:#?}");
     }
-    for name in ["setup", "capabilities", "memory", "doorbells", "objects", "data", "atomics"] {
+    for name in [
+        "setup",
+        "capabilities",
+        "memory",
+        "doorbells",
+        "objects",
+        "rmp",
+        "xrq",
+        "dc",
+        "xrc",
+        "ud",
+        "data",
+        "atomics",
+    ] {
         let name = format!("rc_mlx5 - {name}");
         assert!(rows.iter().any(|(row, ..)| *row == name), "{name}: {rows:#?}");
     }
@@ -239,6 +252,27 @@ mod mlx5_0 {
         let prompt = &rows_with_traffic[..6];
         for (name, _, detail) in rows.iter().filter(|row| prompt.contains(&&*row.0)) {
             assert!(detail.contains("DEVICE_FATAL"), "{name}: {detail}");
+        }
+    }
+
+    /// The device refuses objects of a family, or accepts them and drops all packets to them: only the
+    /// rows of the family fail. DC receives from a shared receive queue.
+    #[test]
+    fn a_family_that_does_not_work_fails_its_rows_only() {
+        for (options, failed) in [
+            (["--refuse", "rmp"], &["rc_mlx5 devx rmp", "rc_mlx5 devx dc"][..]),
+            (["--refuse", "dct:xrc"], &["rc_mlx5 devx dc", "rc_mlx5 devx xrc"]),
+            (["--deaf", "rmp:xrq"], &["rc_mlx5 devx rmp", "rc_mlx5 devx xrq"]),
+            (["--deaf", "ud"], &["rc_mlx5 devx ud", "ud_mlx5 - setup"]),
+        ] {
+            let Some(ended) = doctor(&options) else { return };
+            let rows = rows(&ended.stdout);
+            assert_eq!(failures(&rows), failed, "{options:?}: {rows:#?}");
+            let passed =
+                |name: &str| rows.iter().any(|(row, state, _)| row == name && state == "ok");
+            for row in ["rc_mlx5 devx data", "rc_mlx5 init_obj ud", "ud_verbs - data"] {
+                assert!(passed(row), "{options:?}: {row}: {rows:#?}");
+            }
         }
     }
 

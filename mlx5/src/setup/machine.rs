@@ -1,5 +1,8 @@
 //! Devices of this machine.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use barewire_verbs as verbs;
 
 use super::{NotOpened, Opened, SetupWay};
@@ -8,7 +11,7 @@ use crate::channel::mlx5dv::Mlx5dv;
 use crate::context::Context;
 use crate::error::{Error, system};
 use crate::route::Route;
-use crate::smoke;
+use crate::trial::{Family, Trials};
 use crate::values::RcPath;
 
 /// Opens the port of a device by the first way that works.
@@ -23,7 +26,7 @@ pub(super) fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Ope
             SetupWay::InitObj => by_init_obj(name, port),
         };
         let tested = opened.and_then(|(context, gid)| {
-            smoke::test((name, port, way), &context)?;
+            context.test(Family::Reliable)?;
             Ok((context, gid))
         });
         match tested {
@@ -65,12 +68,21 @@ fn devx(name: &str) -> Result<(verbs::Context, verbs::dv::Devx), Error> {
     Ok((context, devx))
 }
 
+/// The tests of a port with one backend, which all contexts of a process share.
+fn trials(name: &str, port: u8, way: SetupWay) -> Arc<Trials> {
+    type Known = BTreeMap<(String, u8, SetupWay), Arc<Trials>>;
+    static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(known.entry((name.to_owned(), port, way)).or_default())
+}
+
 /// The device, and the reason for its GID.
 pub(super) fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
     let (context, devx) = devx(name)?;
     let route = Route::new(&context, port)?;
     let reason = route.reason().to_owned();
-    Ok((Context::open(Mlx5dv::new(devx, route)?)?, reason))
+    let trials = trials(name, port, SetupWay::Devx);
+    Ok((Context::over(Mlx5dv::new(devx, route)?, Some(trials))?, reason))
 }
 
 /// The device, and the reason for its GID.
@@ -81,5 +93,6 @@ pub(super) fn by_init_obj(name: &str, port: u8) -> Result<(Context, String), Err
     let (reason, address) = (route.reason().to_owned(), *route.port());
     let device = init_obj::Device::new(context, route);
     let capabilities = device.capabilities()?;
-    Ok((Context::new(Backend::InitObj(device), capabilities, address), reason))
+    let trials = trials(name, port, SetupWay::InitObj);
+    Ok((Context::new(Backend::InitObj(device), capabilities, address, Some(trials)), reason))
 }

@@ -30,5 +30,5 @@ pub(super) fn open(port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpen
 fn create() -> Result<Context, Error> {
     let config = Config::from_env().map_err(|error| system("reading its settings", error))?;
     let device = Device::open(config).map_err(|error| system("starting the device", error))?;
-    Context::open(Soft::new(device))
+    Context::open_tested(Soft::new(device))
 }

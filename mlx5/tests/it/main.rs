@@ -15,6 +15,7 @@ mod doorbells;
 mod dynamic;
 #[cfg(feature = "soft")]
 mod examples;
+mod families;
 #[cfg(feature = "soft")]
 mod file_mappings;
 mod golden;

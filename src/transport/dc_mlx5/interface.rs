@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::dc::{InitiatorConfig, Peer, Target, TargetConfig};
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::{CompletionQueue, MemoryRegion, Mtu, Notifier, PortAddress, Uar};
+use barewire_mlx5::{CompletionQueue, Family, MemoryRegion, Mtu, Notifier, PortAddress, Uar};
 
 use super::address::{self, TargetAddress};
 use super::control::Grant;
@@ -186,6 +186,7 @@ fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<u32, Open
 }
 
 fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Shared, OpenError> {
+    domain.check_family(Family::Dynamic)?;
     let context = domain.context();
     let refused = |step| move |e| domain.refused(step, e);
     let memory = |step| move |e| domain.refused(step, e);

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use barewire_mlx5::channel::DeviceEvents;
 use barewire_mlx5::memory::{DeviceMemory, MemoryConfig as DeviceConfig};
-use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
+use barewire_mlx5::{
+    self as mlx5, Context, Family, MemoryRegion, Port, PortOptions, ProtectionDomain,
+};
 use barewire_shared_bytes::SharedBytes;
 
 use super::KEYS;
@@ -158,6 +160,14 @@ impl Domain {
             .choose_port(options)
             .map_err(|e| self.refused("choose the wanted GID and partition", e))?;
         Ok(Self { shared: Arc::clone(&self.shared), port })
+    }
+
+    /// Tests a family of objects before its first use.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if it does not work, with what to use instead.
+    pub(in crate::transport) fn check_family(&self, family: Family) -> Result<(), OpenError> {
+        self.context().test(family).map_err(|e| self.refused("use a family of objects", e))
     }
 
     /// Returns the watch of the device, which the first call starts.

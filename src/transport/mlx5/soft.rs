@@ -15,11 +15,13 @@ pub(super) fn open() -> Result<Domain, OpenError> {
         hca::Config::from_env().map_err(|e| refused(SOFT_DEVICE, "read its settings", e))?;
     let device =
         hca::Device::open(config).map_err(|e| refused(SOFT_DEVICE, "start the software HCA", e))?;
-    Domain::open_soft(device)
+    let context = Context::open_tested(Soft::new(device));
+    Domain::new(&context.map_err(|e| refused(SOFT_DEVICE, "query the device", e))?, SOFT_DEVICE)
 }
 
 impl Domain {
-    /// Opens a domain on a software HCA that the caller opened, for tests and fault injection.
+    /// Opens a domain on a software HCA that the caller opened, for tests and fault injection. Its
+    /// families of objects are not tested before their first use: the device may have no thread.
     ///
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.

@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
-use barewire_mlx5::{CompletionQueue, Notifier, PortAddress, RcConfig, ReceiveQueue, Uar};
+use barewire_mlx5::{CompletionQueue, Family, Notifier, PortAddress, RcConfig, ReceiveQueue, Uar};
 
 use super::queue::RcQueuePair;
 use super::receive::Receiver;
 use super::tags::{self, Matching, TagEnd, TagNumber};
-use super::{Domain, ID, RcMlx5, attributes_of};
+use super::{Domain, ID, RcMlx5, attributes_of, match_no_tags};
 use crate::base::address::TransportId;
 use crate::base::attributes::Flags;
 use crate::base::config::{Choice, InterfaceConfig};
@@ -114,7 +114,7 @@ impl rc::Driver for RcMlx5 {
         sends: u32,
     ) -> Result<Opened<Self>, OpenError> {
         let context = domain.context();
-        let matches_tags = matches_tags(domain, config);
+        let matches_tags = matches_tags(domain, config)?;
         let receiver = match config.shared_receive_queue {
             _ if matches_tags => None,
             Choice::No => None,
@@ -124,6 +124,9 @@ impl rc::Driver for RcMlx5 {
                 .ok(),
         };
         let mut attributes = attributes_of(config, context.capabilities());
+        if !matches_tags {
+            match_no_tags(&mut attributes);
+        }
         let limit = context.capabilities().max_cq_entries;
         let receives = if matches_tags {
             tags::completions(domain, config)?
@@ -343,15 +346,19 @@ impl rc::Driver for RcMlx5 {
 }
 
 /// Returns whether an interface with these settings matches tags.
-fn matches_tags(domain: &Domain, config: &InterfaceConfig) -> bool {
+fn matches_tags(domain: &Domain, config: &InterfaceConfig) -> Result<bool, OpenError> {
     match config.tag_matching {
-        Choice::No => false,
-        Choice::Yes => true,
-        Choice::Auto => domain.context().capabilities().log_max_tags > 0,
+        Choice::No => Ok(false),
+        Choice::Yes => domain.check_family(Family::Tags).map(|()| true),
+        Choice::Auto => {
+            let has_tags = Family::Tags.is_offered(domain.context().capabilities());
+            Ok(has_tags && domain.check_family(Family::Tags).is_ok())
+        }
     }
 }
 
 fn shared_receiver(domain: &Domain, config: &InterfaceConfig) -> Result<shared::Owner, OpenError> {
+    domain.check_family(Family::SharedReceive)?;
     SharedReceiver::create(domain, config.receive_ring, most_buffers(config))
 }
 

@@ -91,10 +91,15 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
 pub(crate) fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
     let mut attributes = attributes(config);
     if capabilities.log_max_tags == 0 {
-        attributes.tag = TagLimits::default();
-        attributes.flags.remove(Flags::TAGS);
-        attributes.flags.insert(Flags::SEND_INVALIDATE);
+        match_no_tags(&mut attributes);
     }
     mlx5::restrict(&mut attributes, capabilities, capabilities.masked_atomics);
     attributes
+}
+
+/// Changes what an interface can do to what it can do without tag matching.
+fn match_no_tags(attributes: &mut Attributes) {
+    attributes.tag = TagLimits::default();
+    attributes.flags.remove(Flags::TAGS);
+    attributes.flags.insert(Flags::SEND_INVALIDATE);
 }

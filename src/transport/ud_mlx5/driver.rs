@@ -10,8 +10,8 @@ use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::ud::UdPeer;
 use barewire_mlx5::{
-    Completion, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Notifier, Polled,
-    PortAddress, Uar, UdConfig, UdQueuePair, WqeIndex,
+    Completion, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Family, Notifier,
+    Polled, PortAddress, Uar, UdConfig, UdQueuePair, WqeIndex,
 };
 
 use super::{Domain, ID, SOFT_DEVICE, UdMlx5};
@@ -277,6 +277,7 @@ impl ud::Driver for UdMlx5 {
         config: &InterfaceConfig,
         receives: u32,
     ) -> Result<Opened<Self>, OpenError> {
+        domain.check_family(Family::Datagrams)?;
         let context = domain.context();
         let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
         // Room for the CQE of each request; rings have at least 16 and 4 entries.

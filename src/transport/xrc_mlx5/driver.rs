@@ -9,7 +9,7 @@ use std::rc::{Rc, Weak};
 use std::time::Instant;
 
 use barewire_mlx5::xrc::{Name, Receiver, Target};
-use barewire_mlx5::{CompletionQueue, Notifier, PortAddress, RcConfig, Uar};
+use barewire_mlx5::{CompletionQueue, Family, Notifier, PortAddress, RcConfig, Uar};
 
 use super::address::{ReceiverAddress, Receiving};
 use super::queue::{Initiator, Line};
@@ -131,6 +131,7 @@ impl rc::Driver for XrcMlx5 {
         config: &InterfaceConfig,
         sends: u32,
     ) -> Result<Opened<Self>, OpenError> {
+        domain.check_family(Family::Xrc)?;
         let context = domain.context();
         let node = domain.node().map_err(|e| domain.refused("allocate an XRC domain", e))?;
         let mut attributes = super::attributes_of(config, context.capabilities());

@@ -5,6 +5,7 @@ pub(super) mod data;
 pub(super) mod device;
 pub(super) mod errors;
 pub(super) mod events;
+pub(super) mod families;
 pub(super) mod host;
 pub(super) mod limits;
 pub(super) mod memory;

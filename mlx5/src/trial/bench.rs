@@ -1,0 +1,155 @@
+//! What every test of a family needs.
+
+use std::time::{Duration, Instant};
+
+use crate::context::{Context, ProtectionDomain, Uar};
+use crate::error::{Error, system};
+use crate::memory::Buffer;
+use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Polled};
+use crate::queue::send::PostError;
+use crate::values::{Access, PortAddress, RcPath};
+use barewire_layouts::wqe::DataSegment;
+
+/// The most time for a completion: more than all retries take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Retries end after some seconds: see [`RcPath::ack_timeout`].
+pub(super) const ACK_TIMEOUT: u8 = 14;
+/// CQEs of the queue.
+const ENTRIES: u32 = 512;
+/// Bytes of the memory, a half for each of source and target.
+const MEMORY: usize = 8 * 4096;
+/// What a test does, in errors.
+const OPERATION: &str = "sending through the device to itself";
+
+/// A completion queue, and memory.
+pub(super) struct Bench {
+    pub(super) context: Context,
+    pub(super) domain: ProtectionDomain,
+    pub(super) uar: Uar,
+    pub(super) completions: CompletionQueue,
+    pub(super) memory: Buffer,
+}
+
+/// The error for a test that ran, and whose result is wrong.
+pub(super) fn failed(reason: impl Into<String>) -> Error {
+    system(OPERATION, reason.into())
+}
+
+/// The error for a post.
+pub(super) fn posted<T>(result: Result<T, PostError>) -> Result<T, Error> {
+    result.map_err(|error| failed(error.to_string()))
+}
+
+/// The bytes of a message.
+pub(super) fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 251) as u8).collect()
+}
+
+impl Bench {
+    pub(super) fn new(context: &Context) -> Result<Self, Error> {
+        let domain = ProtectionDomain::allocate(context)?;
+        let uar = Uar::allocate(context)?;
+        let completions = CompletionQueue::create(context, &uar, ENTRIES)?;
+        let memory = Buffer::allocate(&domain, MEMORY, Access::all())?;
+        Ok(Self { context: context.clone(), domain, uar, completions, memory })
+    }
+
+    pub(super) fn port(&self) -> PortAddress {
+        self.context.port_address()
+    }
+
+    /// A path to queue pair `number` of the same port.
+    pub(super) fn path(&self, number: u32) -> RcPath {
+        RcPath::new(self.port(), number).ack_timeout(ACK_TIMEOUT)
+    }
+
+    pub(super) fn segment(&self, offset: usize, length: usize) -> Result<DataSegment, Error> {
+        let segment = self.memory.region().segment(offset, length);
+        segment.ok_or_else(|| failed("the buffer is too short"))
+    }
+
+    pub(super) fn fill(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.memory.write(offset, bytes).map_err(|error| failed(error.to_string()))
+    }
+
+    /// Fails if the memory at `offset` is not `bytes`.
+    pub(super) fn expect(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let mut got = vec![0; bytes.len()];
+        self.memory.read(offset, &mut got).map_err(|error| failed(error.to_string()))?;
+        same(&got, bytes)
+    }
+
+    /// Waits for the next completion, at most `time`.
+    pub(super) fn within(&mut self, time: Duration) -> Result<Option<Completion>, Error> {
+        let start = Instant::now();
+        loop {
+            match self.completions.poll().map(Polled::completion) {
+                Some(Completion {
+                    kind: CompletionKind::SendError(failure) | CompletionKind::ReceiveError(failure),
+                    ..
+                }) => return Err(failed(failure.to_string())),
+                Some(completion) => return Ok(Some(completion)),
+                None if start.elapsed() > time => return Ok(None),
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Waits for the completion of a request.
+    pub(super) fn sent(&mut self) -> Result<(), Error> {
+        match self.next()?.kind {
+            CompletionKind::Send => Ok(()),
+            kind => Err(failed(format!("it completed with {kind:?}"))),
+        }
+    }
+
+    fn next(&mut self) -> Result<Completion, Error> {
+        self.within(TIMEOUT)?.ok_or_else(|| failed("it did not complete"))
+    }
+
+    /// Waits for the completions of a request and of the message that it sent, which is `bytes`:
+    /// in its completion, or in the memory at `offset`.
+    pub(super) fn exchanged(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let (mut sent, mut received) = (false, false);
+        while !(sent && received) {
+            let completion = self.next()?;
+            match completion.kind {
+                CompletionKind::Send => sent = true,
+                CompletionKind::Receive if completion.byte_count as usize == bytes.len() => {
+                    received = true;
+                    match self.completions.inline_data() {
+                        Some(data) => same(&data, bytes)?,
+                        None => self.expect(offset, bytes)?,
+                    }
+                }
+                kind => {
+                    let length = completion.byte_count;
+                    return Err(failed(format!("it completed with {kind:?}, {length} bytes")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next entry that is of a tag list, and returns what `take` makes of it.
+    pub(super) fn report<T>(
+        &mut self,
+        mut take: impl FnMut(Polled<'_>) -> Option<T>,
+    ) -> Result<T, Error> {
+        let start = Instant::now();
+        loop {
+            if let Some(polled) = self.completions.poll() {
+                let kind = polled.kind();
+                return take(polled).ok_or_else(|| failed(format!("it completed with {kind:?}")));
+            }
+            if start.elapsed() > TIMEOUT {
+                return Err(failed("it did not complete"));
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn same(got: &[u8], wanted: &[u8]) -> Result<(), Error> {
+    if got == wanted { Ok(()) } else { Err(failed("other bytes arrived")) }
+}

@@ -1,0 +1,140 @@
+//! Tests of the families of objects, through the device to itself.
+//!
+//! A device can accept the objects of one backend or family, and refuse or mistreat those of
+//! another, so opening it and creating the objects is not enough to choose. Each test runs once for
+//! each port and backend of a process, before the first use of its family.
+
+mod bench;
+mod families;
+
+use core::fmt;
+use std::sync::OnceLock;
+
+use crate::context::Context;
+use crate::error::{Error, system};
+use crate::values::Capabilities;
+
+/// Objects that work together, and that a device may lack or mistreat independently of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// Reliable connections with receive rings of their own.
+    Reliable,
+    /// Reliable connections that share a receive queue (RMP), with small messages in completions.
+    SharedReceive,
+    /// Tag matching (XRQ).
+    Tags,
+    /// Dynamic connections (DC).
+    Dynamic,
+    /// Extended reliable connections (XRC).
+    Xrc,
+    /// Unreliable datagrams.
+    Datagrams,
+}
+
+impl Family {
+    /// All families.
+    pub const ALL: [Self; 6] = [
+        Self::Reliable,
+        Self::SharedReceive,
+        Self::Tags,
+        Self::Dynamic,
+        Self::Xrc,
+        Self::Datagrams,
+    ];
+
+    /// What to use instead.
+    pub fn fallback(self) -> &'static str {
+        match self {
+            Self::Reliable => "use verbs objects, or rc_verbs and ud_verbs",
+            Self::SharedReceive => "endpoints have receive rings of their own",
+            Self::Tags => "tags are matched in software",
+            Self::Dynamic | Self::Xrc => "use rc_mlx5",
+            Self::Datagrams => "use ud_verbs",
+        }
+    }
+
+    /// Returns whether a device with these capabilities has the family.
+    pub fn is_offered(self, capabilities: &Capabilities) -> bool {
+        match self {
+            Self::Reliable | Self::SharedReceive | Self::Datagrams => true,
+            Self::Tags => capabilities.log_max_tags > 0,
+            Self::Dynamic => capabilities.dynamic_connections,
+            Self::Xrc => capabilities.xrc,
+        }
+    }
+
+    fn operation(self) -> &'static str {
+        match self {
+            Self::Reliable => "testing reliable connections",
+            Self::SharedReceive => "testing shared receive queues",
+            Self::Tags => "testing tag matching",
+            Self::Dynamic => "testing dynamic connections",
+            Self::Xrc => "testing XRC",
+            Self::Datagrams => "testing datagrams",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reliable => "RC",
+            Self::SharedReceive => "RMP",
+            Self::Tags => "XRQ",
+            Self::Dynamic => "DC",
+            Self::Xrc => "XRC",
+            Self::Datagrams => "UD",
+        })
+    }
+}
+
+/// The results of the tests of a port with one backend, as far as they have run.
+#[derive(Debug, Default)]
+pub(crate) struct Trials([OnceLock<Result<(), String>>; Family::ALL.len()]);
+
+impl Trials {
+    /// Returns the result of the test of `family`, which `run` runs the first time.
+    fn result(&self, family: Family, run: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let known = self.0[family as usize].get_or_init(|| {
+            run().map_err(|error| format!("{error}; {}", family.fallback())).inspect_err(
+                |reason| tracing::warn!(%family, reason, "a family of objects does not work"),
+            )
+        });
+        known.clone().map_err(|reason| system(family.operation(), reason))
+    }
+}
+
+impl Context {
+    /// Returns the result of the test of a family. The test runs at the first call, if the device
+    /// has the family and the context was opened by [`setup::open`](crate::setup::open) or
+    /// [`Self::open_tested`]. Creating objects that the device does not have is an error of its own.
+    ///
+    /// # Errors
+    /// Why the family does not work, and [what to use instead](Family::fallback).
+    pub fn test(&self, family: Family) -> Result<(), Error> {
+        match self.trials() {
+            Some(trials) if family.is_offered(self.capabilities()) => {
+                trials.result(family, || self.test_now(family))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tests a family: connects its objects to themselves, and transfers messages or writes. The
+    /// device needs a thread of its own (not [`hca::Mode::Stepped`](../hca/enum.Mode.html)).
+    ///
+    /// # Errors
+    /// Why it does not work.
+    pub fn test_now(&self, family: Family) -> Result<(), Error> {
+        let test = match family {
+            Family::Reliable => families::reliable,
+            Family::SharedReceive => families::shared_receive,
+            Family::Tags => families::tags,
+            Family::Dynamic => families::dynamic,
+            Family::Xrc => families::xrc,
+            Family::Datagrams => families::datagrams,
+        };
+        test(&mut bench::Bench::new(self)?)
+    }
+}
