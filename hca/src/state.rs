@@ -124,7 +124,7 @@ impl State {
             return command::refuse(output, command::CommandSyndrome::Unplugged);
         }
         self.with_engine(|engine, context| {
-            command::execute(engine, context, sender, input, output)
+            command::execute(engine, context, sender, input, output);
         });
     }
 

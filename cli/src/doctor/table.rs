@@ -120,7 +120,7 @@ pub(super) const ROWS: [Row; 20] = [
         scope: Scope::Family,
         needs: Some("objects"),
         deadline: SHORT,
-        meaning: "shared receive queues do not work, which rc_mlx5 replaces and dc_mlx5 needs: send the text",
+        meaning: "shared receive queues do not work: rc_mlx5 does without, dc_mlx5 does not",
         check: |target| families::family(target, Family::SharedReceive),
     },
     Row {
