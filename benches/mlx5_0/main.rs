@@ -152,9 +152,8 @@ impl Driver {
         let pair = |queue| RcQueuePair::create(&domain, &uar, queue, queue, &config);
         let (mut ours, mut theirs) = (pair(&completions)?, pair(&peer_completions)?);
         // Valgrind is slow: no acknowledgment timeout.
-        let path = |number| RcPath::new(context.port_address(), number).ack_timeout(0);
-        ours.connect(&path(theirs.number()))?;
-        theirs.connect(&path(ours.number()))?;
+        ours.connect(&RcPath::to(&theirs.address()).ack_timeout(0))?;
+        theirs.connect(&RcPath::to(&ours.address()).ack_timeout(0))?;
         let buffer = || Buffer::allocate(&domain, 4096, barewire_mlx5::Access::all());
         Ok(Self {
             ours,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::{Enhancements, RemoteAddressSegment, hca};
 
 use crate::fail_over::Half;
-use crate::handshake::message::{Epoch, Held, Message, QueuePairs};
+use crate::handshake::message::{End, Epoch, Held, Message, QueuePairs};
 use crate::mail::MOST_FRAMES;
 use crate::queues::{NO_OWNER, Queues};
 use crate::ring::{Announcement, Immediate, REFUSED};
@@ -231,7 +231,8 @@ fn a_check_handles_a_part_of_what_the_peer_has_sent() {
     let mut ends = Ends::new();
     for epoch in 0..TIMES {
         let at = |epoch| Epoch { place: 0, epoch };
-        let pairs = QueuePairs { numbers: vec![7], enhancements: Enhancements::NONE };
+        let pairs =
+            QueuePairs { ends: vec![End { number: 7, psn: 0 }], enhancements: Enhancements::NONE };
         let (_, _, peer) = ends.sender.parts();
         peer.send(&Message::Fence { at: at(epoch), cause: None, held: Held::default() });
         peer.send(&Message::Try { at: at(epoch + 1), pairs });

@@ -124,18 +124,17 @@ impl Plan {
         wanted.min(queues.len())
     }
 
-    /// Connects queues to `pairs` of the peer. Both ends name the same `epoch`.
+    /// Connects queues to `pairs` of the peer.
     pub(crate) fn connect(
         &self,
         queues: &mut Queues,
         pairs: &QueuePairs,
-        epoch: u32,
     ) -> Result<(), DeviceError> {
         let Some(Partner { remote, .. }) = self.partners.get(queues.place()) else { return Ok(()) };
         let timeout = match self.partners.len() {
             1 => self.config.ack_timeout,
             _ => self.config.fail_over_timeout,
         };
-        queues.connect(remote, pairs, &self.config, timeout, epoch)
+        queues.connect(remote, pairs, &self.config, timeout)
     }
 }

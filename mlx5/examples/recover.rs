@@ -4,7 +4,7 @@
 //! `cargo run -p barewire-mlx5 --example recover`
 //!
 //! Both queue pairs are in this process, as are both sides of the recovery. Two processes take the
-//! same steps, and tell each other when both queue pairs are reset.
+//! same steps, and send each other the address of the queue pair after its reset.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
     println!("{} of {PAGES} pages have arrived", PAGES - journal.len());
     println!("the next one failed: {cause}");
 
-    // Both sides: reset, and connect when the other has done so as well.
+    // Both sides: reset, which changes the address, and connect when the other has done so as well.
     writer.pair.reset()?;
     target.pair.reset()?;
     connect(&mut writer, &mut target)?;

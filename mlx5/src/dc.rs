@@ -50,6 +50,7 @@ use std::sync::Arc;
 use barewire_layouts::command::qp::{Mtu, QpState, ServiceType};
 use barewire_layouts::wqe::AddressVector;
 
+use crate::address::RcAddress;
 use crate::backend::commands::{TargetWanted, create_target};
 use crate::backend::{Initial, InitiatorSettings, Path, Receive};
 use crate::channel::Object;
@@ -282,8 +283,7 @@ impl<D: Doorbell> Initiator<D> {
         let config = &self.config;
         // The WQEs name the peers.
         let nobody = PortAddress { gid: [0; 16], mac: [0; 6], lid: 0 };
-        let wanted = RcPath::new(nobody, 0)
-            .mtu(config.mtu)
+        let wanted = RcPath::to(&RcAddress { port: nobody, number: 0, psn: 0, mtu: config.mtu })
             .ack_timeout(config.ack_timeout)
             .retry_count(config.retry_count)
             .rnr_retry(config.rnr_retry)
@@ -294,6 +294,8 @@ impl<D: Doorbell> Initiator<D> {
         self.resources.object.initialise(&self.port, &initial)?;
         let path = Path {
             wanted: &wanted,
+            // Each connection has its own.
+            send_psn: 0,
             mtu: min_by_key(config.mtu, self.port.mtu, |mtu| mtu.bytes()),
             port_type: capabilities.port_type,
             mac: nobody.mac,

@@ -9,11 +9,13 @@ use barewire_verbs::{
     QueuePairKind, QueuePairOptions, ReadyToReceive, ReadyToSend,
 };
 
+use crate::address::RcAddress;
 use crate::backend::commands;
 use crate::channel::Object;
 use crate::error::{Error, system};
 use crate::readback;
 use crate::route;
+use crate::sequence;
 use crate::values::{Port, RcPath};
 
 /// A queue pair in the init state.
@@ -57,8 +59,10 @@ impl KernelPair {
         Ok(Self { pair, devx: devx.clone() })
     }
 
-    pub(crate) fn number(&self) -> u32 {
-        self.pair.number()
+    /// Its address on `port`.
+    pub(crate) fn address(&self, port: &Port) -> RcAddress {
+        let psn = sequence::start();
+        RcAddress { port: port.address, number: self.pair.number(), psn, mtu: port.mtu }
     }
 
     /// Connects the queue pair to itself, with those values of `path` that verbs take.
@@ -77,7 +81,7 @@ impl KernelPair {
             route: route::to(port, port_type, &path.remote),
         };
         let send = ReadyToSend {
-            packet_sequence_number: path.send_psn,
+            packet_sequence_number: path.send_psn.unwrap_or(path.receive_psn),
             timeout: path.ack_timeout,
             retries: path.retry_count,
             rnr_retries: path.rnr_retry,

@@ -76,9 +76,10 @@
 //!    [`SendQueue::is_executed`] tells for each WQE whether the peer has executed it, and
 //!    [`SendQueue::is_done`] is `true` for all of them. What the peer executed of the first that
 //!    failed and of those after it is unknown.
-//! 3. Call [`RcQueuePair::reset`] on *both* sides, exchange that both are done, and call
-//!    [`RcQueuePair::connect`] again on both. Until then, the queue has no room for posts. The
-//!    indices of WQEs start again at 0, so keep none across a reset.
+//! 3. Call [`RcQueuePair::reset`] on *both* sides, exchange the new
+//!    [addresses](RcQueuePair::address), and call [`RcQueuePair::connect`] again on both. Until
+//!    then, the queue has no room for posts. The indices of WQEs start again at 0, so keep none
+//!    across a reset.
 //!
 //! `examples/recover.rs` does all of this.
 //!
@@ -111,6 +112,7 @@ mod readback;
 mod ringless;
 #[cfg(feature = "verbs")]
 mod route;
+mod sequence;
 pub mod setup;
 mod shared_receive;
 mod store;

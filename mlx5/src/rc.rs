@@ -19,6 +19,7 @@ use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Poll
 use crate::queue::receive::ReceiveQueue;
 use crate::queue::send::{SendQueue, WqeIndex};
 use crate::queue::shared_receive::SharedReceiveQueue;
+use crate::sequence;
 pub use crate::values::RcPath;
 use crate::values::{Access, Port};
 
@@ -84,6 +85,8 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame, R = ReceiveQueue> {
     /// The receive queue.
     pub receive: R,
     number: u32,
+    /// The packet sequence number at which it starts to send.
+    psn: u32,
     user_index: Option<u32>,
     access: Access,
     port: Port,
@@ -241,6 +244,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
             send,
             receive,
             number,
+            psn: 0,
             user_index,
             access,
             port,
@@ -279,7 +283,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
             return Err(Error::Connected);
         }
         let (context, object) = (self.context(), &*self.resources.object);
-        self.accepted = connect(context, object, &self.port, self.number, self.access, path)?;
+        self.accepted = connect(context, object, &self.port, &self.address(), self.access, path)?;
         self.send.open();
         Ok(())
     }
@@ -295,11 +299,19 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         self.accepted
     }
 
-    /// The address for the peer's [`RcPath::to`], if this side connects with the packet sequence
-    /// number 0, as [`RcPath`] does by default.
+    /// The address for the peer's [`RcPath::to`], for one connection: a [reset](Self::reset)
+    /// changes it.
+    ///
+    /// What changes is the packet sequence number at which this side starts to send: a random one.
+    /// Packets of the connection before may still be in the network, and name the same queue pair.
+    /// A device takes them for packets of the new connection only if they have the numbers that it
+    /// expects. If `n` of them arrive while the new connection sends `m` packets, the probability
+    /// is at most `(n + m) / 2^24` in each direction: 1 in 8000 for 1000 of each. To exclude it,
+    /// wait before the next [`connect`](Self::connect) for as long as the network can hold a packet,
+    /// as connection managers of InfiniBand do (the state TimeWait).
     pub fn address(&self) -> RcAddress {
         let Port { address: port, mtu, .. } = self.port;
-        RcAddress { port, number: self.number, psn: 0, mtu }
+        RcAddress { port, number: self.number, psn: self.psn, mtu }
     }
 
     /// Returns whether the queue pair, which is in error, has returned all WQEs that it took from its
@@ -422,7 +434,8 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
 
     /// Moves the queue pair back to the init state, from any state. Poll the completion queues
     /// until they are empty first, as by [`drain`](Self::drain): they may contain completions of
-    /// WQEs posted before the reset. The queues forget these WQEs, and indices start again at 0.
+    /// WQEs posted before the reset. The queues forget these WQEs, indices start again at 0, and
+    /// [`address`](Self::address) is another one.
     ///
     /// # Errors
     /// If the device refused.
@@ -453,7 +466,8 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         self.resources.object.read_back()
     }
 
-    fn initialise(&self) -> Result<(), Error> {
+    fn initialise(&mut self) -> Result<(), Error> {
+        self.psn = sequence::start();
         initialise(self.context(), &*self.resources.object, &self.port, self.access)
     }
 
@@ -473,13 +487,14 @@ pub(crate) fn initialise(
     object.initialise(port, &Initial::Connected { access, masked_atomics })
 }
 
-/// Connects queue pair `number` from the init state. The caller has checked the values of `path`.
+/// Connects the queue pair with the address `own` from the init state. The caller has checked the
+/// values of `path`.
 /// Returns the enhancements that the device has accepted.
 pub(crate) fn connect(
     context: &Context,
     object: &dyn Pair,
     port: &Port,
-    number: u32,
+    own: &RcAddress,
     access: Access,
     path: &RcPath,
 ) -> Result<Enhancements, Error> {
@@ -491,11 +506,12 @@ pub(crate) fn connect(
     };
     let path = Path {
         wanted: path,
+        send_psn: path.send_psn.unwrap_or(own.psn),
         mtu: min_by_key(path.mtu, port.mtu, |mtu| mtu.bytes()),
         port_type: capabilities.port_type,
         mac,
         udp_source_port: udp_source_port_within(
-            number,
+            own.number,
             path.remote_qpn,
             capabilities.udp_source_ports,
         ),

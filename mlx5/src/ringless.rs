@@ -13,6 +13,7 @@ use crate::cq;
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::rc::{self, RcConfig};
+use crate::sequence;
 use crate::values::{Access, Port, RcPath, check_user_index};
 
 /// A connected queue pair to which the program posts nothing. See [`crate::xrc::Target`] and
@@ -22,6 +23,8 @@ use crate::values::{Access, Port, RcPath, check_user_index};
 pub struct RinglessPair {
     object: Box<dyn Pair>,
     number: u32,
+    /// As that of a queue pair with rings, although only its acknowledgments are sent, if any.
+    psn: u32,
     access: Access,
     port: Port,
     domain: ProtectionDomain,
@@ -72,9 +75,10 @@ impl RinglessPair {
             [queue.number; 2],
             &sizes,
         )?;
-        let pair = Self {
+        let mut pair = Self {
             object: made.object,
             number: made.number,
+            psn: 0,
             access: config.access,
             port: config.port.unwrap_or(*context.port()),
             domain: domain.clone(),
@@ -103,7 +107,7 @@ impl RinglessPair {
     /// [`RcQueuePair::address`]: crate::RcQueuePair::address
     pub fn address(&self) -> RcAddress {
         let Port { address: port, mtu, .. } = self.port;
-        RcAddress { port, number: self.number, psn: 0, mtu }
+        RcAddress { port, number: self.number, psn: self.psn, mtu }
     }
 
     /// Connects to the peer of `path`.
@@ -114,7 +118,8 @@ impl RinglessPair {
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
         path.check()?;
         let context = self.domain.context();
-        rc::connect(context, &*self.object, &self.port, self.number, self.access, path).map(drop)
+        rc::connect(context, &*self.object, &self.port, &self.address(), self.access, path)
+            .map(drop)
     }
 
     /// Moves the queue pair to error: the peer's operations fail.
@@ -125,7 +130,8 @@ impl RinglessPair {
         self.object.fail()
     }
 
-    /// Moves the queue pair back to the init state, from any state.
+    /// Moves the queue pair back to the init state, from any state. [`Self::address`] is another
+    /// one then.
     ///
     /// # Errors
     /// If the device refused.
@@ -142,7 +148,8 @@ impl RinglessPair {
         self.object.state()
     }
 
-    fn initialise(&self) -> Result<(), Error> {
+    fn initialise(&mut self) -> Result<(), Error> {
+        self.psn = sequence::start();
         rc::initialise(self.domain.context(), &*self.object, &self.port, self.access)
     }
 }

@@ -174,8 +174,10 @@ barewire_layouts::with_setters! {
         pub remote: PortAddress,
         /// Packet sequence number at which the peer starts (24 bits).
         pub receive_psn: u32,
-        /// Packet sequence number at which this side starts (24 bits).
-        pub send_psn: u32,
+        /// Packet sequence number at which this side starts (24 bits). `None` is that of
+        /// [`RcQueuePair::address`](crate::RcQueuePair::address). Set one only if the peer expects
+        /// another, as after a connection by librdmacm.
+        pub send_psn: Option<u32>,
         /// Payload bytes per packet, limited by the port. Both sides must use the same:
         /// [`Self::to`] takes the limit of the peer's port.
         pub mtu: Mtu,
@@ -203,16 +205,19 @@ barewire_layouts::with_setters! {
 }
 
 impl RcPath {
-    /// A path with the usual values: MTU 4096, seven retries after 2^16 * 4.096 us (268 ms), RNR
-    /// retries forever with 0.64 ms between, 16 reads, packet sequence numbers from 0, no
+    /// A path to a peer's queue pair with the usual values: the MTU of the peer's port, which the
+    /// port of this side limits further, so that both ends have the smaller one; seven retries
+    /// after 2^16 * 4.096 us (268 ms), RNR retries forever with 0.64 ms between, 16 reads, no
     /// enhancements.
-    pub fn new(remote: PortAddress, remote_qpn: u32) -> Self {
+    ///
+    /// The address is of the current connection: a reset at the peer makes another.
+    pub fn to(peer: &RcAddress) -> Self {
         Self {
-            remote_qpn,
-            remote,
-            receive_psn: 0,
-            send_psn: 0,
-            mtu: Mtu::Bytes4096,
+            remote_qpn: peer.number,
+            remote: peer.port,
+            receive_psn: peer.psn,
+            send_psn: None,
+            mtu: peer.mtu,
             ack_timeout: 16,
             retry_count: 7,
             rnr_retry: 7,
@@ -222,12 +227,6 @@ impl RcPath {
             service_level: 0,
             enhancements: Enhancements::NONE,
         }
-    }
-
-    /// A path to a peer's queue pair, with the values of [`Self::new`] and the MTU of the peer's
-    /// port. The port of this side limits it further, so both ends have the smaller one.
-    pub fn to(peer: &RcAddress) -> Self {
-        Self::new(peer.port, peer.number).receive_psn(peer.psn).mtu(peer.mtu)
     }
 
     /// Fails if a value does not fit its field.
@@ -241,7 +240,7 @@ impl RcPath {
         };
         fits("remote queue pair number", self.remote_qpn, 24)?;
         fits("receive PSN", self.receive_psn, 24)?;
-        fits("send PSN", self.send_psn, 24)?;
+        fits("send PSN", self.send_psn.unwrap_or(0), 24)?;
         fits("acknowledge timeout", self.ack_timeout.into(), 5)?;
         fits("retry count", self.retry_count.into(), 3)?;
         fits("RNR retry count", self.rnr_retry.into(), 3)?;

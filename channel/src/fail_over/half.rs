@@ -258,7 +258,7 @@ pub(crate) trait Half {
                 if let Some((made, epoch)) = made.and_then(Result::ok).zip(one.epoch.checked_add(1))
                 {
                     one.epoch = epoch;
-                    let pairs = made.numbers();
+                    let pairs = made.ends();
                     one.state = State::Trying(Box::new(made));
                     peer.send(&Message::Try { at: state.at(place), pairs });
                 }
@@ -294,21 +294,20 @@ pub(crate) trait Half {
         if !is_next || !matches!(one.state, State::Down { .. }) {
             return Err("a TRY of a rail that is not down");
         }
-        if pairs.numbers.len() != state.plan.pairs() {
+        if pairs.ends.len() != state.plan.pairs() {
             return Err("a TRY with other queue pairs");
         }
         one.epoch = at.epoch;
         let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);
         let made = state.plan.create(place).filter(|_| !is_broken).and_then(Result::ok);
-        let made = made.and_then(|mut made| {
-            state.plan.connect(&mut made, pairs, at.epoch).is_ok().then_some(made)
-        });
+        let made =
+            made.and_then(|mut made| state.plan.connect(&mut made, pairs).is_ok().then_some(made));
         if let Some(made) = made {
-            peer.send(&Message::Made { at, pairs: made.numbers() });
+            peer.send(&Message::Made { at, pairs: made.ends() });
             one.state = State::Trying(Box::new(made));
             one.connected = now;
         } else {
-            let held = Held { taken: vec![0; pairs.numbers.len()], ..Held::default() };
+            let held = Held { taken: vec![0; pairs.ends.len()], ..Held::default() };
             one.state = State::Fenced { doubt: Doubt::default(), worked: false };
             peer.send(&Message::Fence { at, cause: Some(Cause::NO_PAIRS), held });
         }
@@ -325,10 +324,10 @@ pub(crate) trait Half {
         let one = state.places.get_mut(place).ok_or("a MADE of no rail")?;
         match std::mem::replace(&mut one.state, State::Up) {
             State::Trying(mut queues) => {
-                if pairs.numbers.len() != state.plan.pairs() {
+                if pairs.ends.len() != state.plan.pairs() {
                     return Err("a MADE with other queue pairs");
                 }
-                let connected = state.plan.connect(&mut queues, pairs, at.epoch);
+                let connected = state.plan.connect(&mut queues, pairs);
                 queues.check_enhancements(pairs.enhancements);
                 let probes = connected.is_ok() && queues.probe();
                 one.state = State::Probing(queues);

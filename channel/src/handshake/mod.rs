@@ -189,7 +189,7 @@ impl Local {
             return Err(HandshakeError::Pairing { peer, source });
         }
         let rails = agreed.pairing.partners().len();
-        if pairs.len() != rails || pairs.iter().any(|pairs| pairs.numbers.len() != agreed.pairs) {
+        if pairs.len() != rails || pairs.iter().any(|pairs| pairs.ends.len() != agreed.pairs) {
             let what = "queue pairs that do not match the rails";
             return Err(HandshakeError::Protocol { peer, what });
         }
@@ -246,7 +246,7 @@ impl Local {
         pairs: &[QueuePairs],
     ) -> Result<(), HandshakeError> {
         for (queues, pairs) in queues.iter_mut().zip(pairs) {
-            let connected = plan.connect(queues, pairs, 0);
+            let connected = plan.connect(queues, pairs);
             connected.map_err(|source| Self::failed(peer, plan, queues.place(), source))?;
         }
         Ok(())
@@ -277,7 +277,7 @@ impl Local {
 
 /// The queue pairs of each rail, for the peer.
 fn pairs(queues: &[Queues]) -> Vec<QueuePairs> {
-    queues.iter().map(Queues::numbers).collect()
+    queues.iter().map(Queues::ends).collect()
 }
 
 /// Receives the next message, other than a refusal.

@@ -1,17 +1,18 @@
 //! Connecting queue pairs to those of the peer.
 
-use barewire_mlx5::{Enhancements, Error as DeviceError, RcPath};
+use barewire_mlx5::{Enhancements, Error as DeviceError, RcAddress, RcPath};
 
 use super::Queues;
 use crate::config::Config;
-use crate::handshake::message::QueuePairs;
+use crate::handshake::message::{End, QueuePairs};
 use crate::rails::RailInfo;
 
 impl Queues {
     /// The queue pairs, for the peer.
-    pub(crate) fn numbers(&self) -> QueuePairs {
-        let numbers = self.pairs().map(|pair| pair.number).collect();
-        QueuePairs { numbers, enhancements: self.enhancements }
+    pub(crate) fn ends(&self) -> QueuePairs {
+        let end = |address: RcAddress| End { number: address.number, psn: address.psn };
+        let ends = self.pairs().map(|pair| end(pair.queues.address())).collect();
+        QueuePairs { ends, enhancements: self.enhancements }
     }
 
     /// The enhancements that the device supports, or has accepted if the queue pairs are connected.
@@ -35,26 +36,21 @@ impl Queues {
         peer: &QueuePairs,
         config: &Config,
         timeout: u8,
-        epoch: u32,
     ) -> Result<(), DeviceError> {
-        // A late packet of earlier queue pairs with the same numbers is out of sequence.
-        let psn = epoch.wrapping_mul(0x9e_3779) & 0xff_ffff;
         // Without them at one end, neither uses any. Otherwise the device selects those of the peer
         // that it supports.
         let enhancements =
             if self.enhancements.is_none() { Enhancements::NONE } else { peer.enhancements };
-        for (pair, number) in self.pairs_mut().zip(&peer.numbers) {
-            let path = RcPath::new(remote.address, *number)
-                .mtu(remote.mtu)
-                .send_psn(psn)
-                .receive_psn(psn)
+        let (port, mtu) = (remote.address, remote.mtu);
+        for (pair, &End { number, psn }) in self.pairs_mut().zip(&peer.ends) {
+            let path = RcPath::to(&RcAddress { port, number, psn, mtu })
                 .ack_timeout(timeout)
                 .retry_count(config.retry_count)
                 .traffic_class(config.traffic_class)
                 .service_level(config.service_level)
                 .enhancements(enhancements);
             pair.queues.connect(&path)?;
-            pair.remote = *number;
+            pair.remote = number;
         }
         self.enhancements = common(self.pairs().map(|pair| pair.queues.accepted_enhancements()));
         Ok(())

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener as Door, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use barewire_channel::handshake::message::{Epoch, Held, Message, QueuePairs, first_frame};
+use barewire_channel::handshake::message::{End, Epoch, Held, Message, QueuePairs, first_frame};
 use barewire_channel::mlx5::{Enhancements, hca};
 use barewire_channel::{
     Connector, HANDLE_BYTES, Handle, Listener, Receiver, Region, Request, Sender, Usage,
@@ -198,7 +198,7 @@ fn at(epoch: u32) -> Epoch {
 
 /// Queue pairs that do not exist.
 fn pairs() -> QueuePairs {
-    QueuePairs { numbers: vec![0x00ab_cdef], enhancements: Enhancements::NONE }
+    QueuePairs { ends: vec![End { number: 0x00ab_cdef, psn: 0 }], enhancements: Enhancements::NONE }
 }
 
 fn fence(epoch: u32, taken: Vec<u32>) -> Vec<u8> {

@@ -411,7 +411,7 @@ impl Pair for VerbsPair {
             route,
         };
         let send = ReadyToSend {
-            packet_sequence_number: wanted.send_psn,
+            packet_sequence_number: path.send_psn,
             timeout: wanted.ack_timeout,
             retries: wanted.retry_count,
             rnr_retries: wanted.rnr_retry,

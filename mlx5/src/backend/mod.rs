@@ -181,6 +181,8 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Path<'a> {
     pub(crate) wanted: &'a RcPath,
+    /// Packet sequence number of the first request.
+    pub(crate) send_psn: u32,
     /// Payload bytes per packet.
     pub(crate) mtu: Mtu,
     pub(crate) port_type: PortType,

@@ -46,7 +46,7 @@ pub(super) fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Ope
 }
 
 /// Queries a queue pair that the kernel sets up on a port and connects to itself with the values of
-/// [`RcPath::new`], as [`RcQueuePair::read_back`](crate::RcQueuePair::read_back) does. What differs
+/// [`RcPath::to`], as [`RcQueuePair::read_back`](crate::RcQueuePair::read_back) does. What differs
 /// between the two is what this driver and the kernel's choose differently.
 ///
 /// # Errors
@@ -55,8 +55,9 @@ pub fn kernel_queue_pair(name: &str, port: u8) -> Result<Vec<(&'static str, u64)
     let (context, devx) = devx(name)?;
     let route = Route::new(&context, port)?;
     let pair = route.kernel_pair(&devx)?;
-    let path = RcPath::new(route.port().address, pair.number());
-    pair.connect((route.port(), route.port_type()), &path)?;
+    let port = route.port();
+    let path = RcPath::to(&pair.address(port));
+    pair.connect((port, route.port_type()), &path)?;
     pair.read_back()
 }
 

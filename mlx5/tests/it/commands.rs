@@ -21,10 +21,10 @@ fn a_queue_pair_is_connected_with_four_commands() {
     let config = RcConfig::default().send_blocks(256).receive_entries(16);
     let before = (commands.count(), commands.registrations().len());
     let mut pairs = Vec::new();
-    for number in 0..PAIRS {
+    for _ in 0..PAIRS {
         let mut pair =
             RcQueuePair::<BlueFlame>::create(&domain, &uar, &queue, &queue, &config).unwrap();
-        pair.connect(&RcPath::new(context.port_address(), number + 1)).unwrap();
+        pair.connect(&RcPath::to(&pair.address())).unwrap();
         pairs.push(pair);
     }
     assert_eq!(commands.count() - before.0, 4 * PAIRS as usize);

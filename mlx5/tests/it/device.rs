@@ -65,9 +65,8 @@ impl Pair {
     }
 
     fn connect(&mut self) {
-        let port = self.context.port_address();
-        self.ours.connect(&RcPath::new(port, self.theirs.number())).unwrap();
-        self.theirs.connect(&RcPath::new(port, self.ours.number())).unwrap();
+        self.ours.connect(&RcPath::to(&self.theirs.address())).unwrap();
+        self.theirs.connect(&RcPath::to(&self.ours.address())).unwrap();
     }
 
     fn buffer(&self, length: usize, access: Access) -> Buffer {
@@ -380,13 +379,11 @@ fn a_connection_uses_the_enhancements_that_both_ends_support() {
     assert!(pair.ours.accepted_enhancements().is_none());
     pair.ours.reset().unwrap();
     pair.theirs.reset().unwrap();
-    let port = pair.context.port_address();
-    let path = |number, enhancements| RcPath::new(port, number).enhancements(enhancements);
     let all = Enhancements::from_bits(u32::MAX);
-    pair.theirs.connect(&path(pair.ours.number(), all)).unwrap();
+    pair.theirs.connect(&RcPath::to(&pair.ours.address()).enhancements(all)).unwrap();
     let accepted = pair.theirs.accepted_enhancements();
     assert_eq!(accepted, supported);
-    pair.ours.connect(&path(pair.theirs.number(), accepted)).unwrap();
+    pair.ours.connect(&RcPath::to(&pair.theirs.address()).enhancements(accepted)).unwrap();
     assert_eq!(pair.ours.accepted_enhancements(), accepted);
     assert_eq!(pair.ours.enhancements(), supported);
     let target = pair.buffer(8, Access::all());
@@ -693,7 +690,7 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
         message(error),
         "the rights REMOTE_WRITE lack LOCAL_WRITE, which REMOTE_WRITE and REMOTE_ATOMIC require"
     );
-    let path = RcPath::new(pair.context.port_address(), 0).remote_qpn(1 << 24);
+    let path = RcPath::to(&pair.theirs.address()).remote_qpn(1 << 24);
     let error = pair.ours.connect(&path).unwrap_err();
     assert_eq!(message(error), "remote queue pair number is 16777216, but must be 0 to 16777215");
     let error = pair.ours.connect(&RcPath::to(&pair.theirs.address())).unwrap_err();

@@ -35,7 +35,7 @@ fn sides<D: Doorbell>(domain: &ProtectionDomain, uar: &Uar, count: usize) -> Vec
             let config = RcConfig::default().send_blocks(64);
             let mut pair =
                 RcQueuePair::create_with(domain, uar, &completions, &completions, &config).unwrap();
-            pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
+            pair.connect(&RcPath::to(&pair.address())).unwrap();
             Side { pair, completions }
         })
         .collect()

@@ -26,6 +26,8 @@ mod overrun;
 mod plain;
 mod properties;
 mod receive;
+#[cfg(feature = "soft")]
+mod reconnect;
 mod recording;
 mod replay;
 mod requirements;

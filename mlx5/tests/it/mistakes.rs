@@ -255,7 +255,7 @@ fn mistake_10_the_path_is_the_callers() {
     };
     use barewire_mlx5::layouts::prm::View;
     use barewire_mlx5::{
-        Context, PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar,
+        Context, PortAddress, ProtectionDomain, RcAddress, RcConfig, RcPath, RcQueuePair, Uar,
     };
 
     let (channel, commands) = recording::Recording::new();
@@ -271,14 +271,14 @@ fn mistake_10_the_path_is_the_callers() {
             .unwrap();
     let remote = PortAddress { gid: context.port_address().gid, mac: [2, 3, 4, 5, 6, 7], lid: 0 };
     for (mtu, small) in [(Mtu::Bytes1024, 1), (Mtu::Bytes256, 2)] {
-        let path = RcPath::new(remote, 0x99 + u32::from(small))
-            .mtu(mtu)
+        let number = 0x99 + u32::from(small);
+        let path = RcPath::to(&RcAddress { port: remote, number, psn: 0, mtu })
             .ack_timeout(17 + small)
             .retry_count(2 + small)
             .rnr_retry(1 + small)
             .min_rnr_nak(4 + small)
             .log_max_reads(small)
-            .send_psn(0x0a0b00 + u32::from(small))
+            .send_psn(Some(0x0a0b00 + u32::from(small)))
             .receive_psn(0x0c0d00 + u32::from(small));
         pair.connect(&path).unwrap();
         let ready = commands.last::<Init2RtrQpIn>();
@@ -293,7 +293,7 @@ fn mistake_10_the_path_is_the_callers() {
         let sending = View::<Rtr2RtsQpIn>::new(&sending).unwrap().nested(Rtr2RtsQpIn::QPC);
         assert_eq!(sending.get(Qpc::RETRY_COUNT), path.retry_count);
         assert_eq!(sending.get(Qpc::RNR_RETRY), path.rnr_retry);
-        assert_eq!(sending.get(Qpc::NEXT_SEND_PSN), path.send_psn);
+        assert_eq!(Some(sending.get(Qpc::NEXT_SEND_PSN)), path.send_psn);
         assert_eq!(sending.get(Qpc::LOG_SRA_MAX), path.log_max_reads);
         let route = sending.nested(Qpc::PRIMARY_ADDRESS_PATH);
         assert_eq!(route.get(AddressPath::ACK_TIMEOUT), path.ack_timeout);

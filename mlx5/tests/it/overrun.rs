@@ -223,7 +223,7 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
     let remote = buffer.region().remote(32);
     let mut taken = 0;
     for _ in 0..20 {
-        pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
+        pair.connect(&RcPath::to(&pair.address())).unwrap();
         let start = Instant::now();
         // Ten milliseconds are many rounds, with at least one in which the device ran.
         while start.elapsed() < Duration::from_millis(10)

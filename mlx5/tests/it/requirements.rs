@@ -63,7 +63,7 @@ impl Loop {
         let config = RcConfig::default().port(Some(change(*context.port())));
         let mut pair =
             RcQueuePair::create_with(&domain, &uar, &completions, &completions, &config).unwrap();
-        let path = RcPath::new(context.port_address(), pair.number());
+        let path = RcPath::to(&pair.address());
         pair.connect(&path.traffic_class(106).service_level(3)).unwrap();
         Self { pair, completions, domain, device }
     }
@@ -154,8 +154,7 @@ fn enhancements_are_not_set_where_the_device_has_none() {
     pair.write(10_000);
     // Those of another device are refused.
     pair.pair.reset().unwrap();
-    let port = pair.domain.context().port_address();
-    let path = RcPath::new(port, pair.pair.number());
+    let path = RcPath::to(&pair.pair.address());
     let error = pair.pair.connect(&path.enhancements(Enhancements::QUERY)).unwrap_err();
     // The syndrome is `CommandSyndrome::Enhancements`.
     assert!(error.to_string().contains("0x621"), "{error}");
@@ -371,7 +370,7 @@ fn queue_pairs_of_a_register_write_its_halves_in_turn() {
         let config = RcConfig::default();
         let mut pair: RcQueuePair =
             RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
-        pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
+        pair.connect(&RcPath::to(&pair.address())).unwrap();
         pair
     });
     for _ in 0..10 {

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use barewire_mlx5::{Mtu, PortAddress, RcPath};
+use barewire_mlx5::{Mtu, PortAddress, RcAddress, RcPath};
 
 use super::Domain;
 use crate::base::config::InterfaceConfig;
@@ -58,10 +58,10 @@ pub(in crate::transport) fn path_to<D: rc::Driver<Port = PortAddress>>(
     path: &Path<D>,
     qpn: u32,
 ) -> RcPath {
-    RcPath::new(path.port, qpn)
-        .receive_psn(path.receive_psn)
-        .send_psn(path.send_psn)
-        .mtu(mtu_of(path.mtu))
+    let mtu = mtu_of(path.mtu);
+    RcPath::to(&RcAddress { port: path.port, number: qpn, psn: path.receive_psn, mtu })
+        // The address of an endpoint with two queue pairs has one number for both.
+        .send_psn(Some(path.send_psn))
         .ack_timeout(config.ack_timeout)
         .retry_count(config.retry_count)
         .rnr_retry(config.rnr_retry)

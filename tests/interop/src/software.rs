@@ -6,8 +6,8 @@ use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::hca::{Config, Device, WireKind};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Mtu,
-    Polled, PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment,
-    Uar,
+    Polled, PortAddress, ProtectionDomain, RcAddress, RcConfig, RcPath, RcQueuePair,
+    RemoteAddressSegment, Uar,
 };
 
 use crate::Result;
@@ -77,14 +77,17 @@ impl Side for Software {
     fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         let remote = PortAddress { gid: peer.gid, mac: [0; 6], lid: 0 };
         self.pair.connect(
-            &RcPath::new(remote, peer.qpn)
-                .receive_psn(peer.psn)
-                .send_psn(PSN)
-                .mtu(Mtu::Bytes1024)
-                .ack_timeout(ACK_TIMEOUT)
-                .retry_count(RETRIES)
-                .min_rnr_nak(MIN_RNR_NAK)
-                .log_max_reads(LOG_READS),
+            &RcPath::to(&RcAddress {
+                port: remote,
+                number: peer.qpn,
+                psn: peer.psn,
+                mtu: Mtu::Bytes1024,
+            })
+            .send_psn(Some(PSN))
+            .ack_timeout(ACK_TIMEOUT)
+            .retry_count(RETRIES)
+            .min_rnr_nak(MIN_RNR_NAK)
+            .log_max_reads(LOG_READS),
         )?;
         self.peer = Some(*peer);
         Ok(())

@@ -13,8 +13,9 @@
 //! | MADE | listener | rail, epoch, new queue pairs |
 //! | USE | connector | rail, epoch: the new queue pairs work |
 //!
-//! Queue pairs are their numbers and the enhancements (ECE) that the device supports. The end that
-//! connects its queue pairs first returns those that its device has accepted instead.
+//! Queue pairs are the number and the first packet sequence number of each, and the enhancements
+//! (ECE) that the device supports. The end that connects its queue pairs first returns those that its
+//! device has accepted instead.
 //!
 //! A frame is the length of the rest (u32), the kind (u8), and the body. Integers are
 //! little-endian. Peers have proved the job's key, but nothing else is trusted.
@@ -32,7 +33,7 @@ use crate::rails::RailInfo;
 pub use read::first_frame;
 
 /// Version of the protocol, including the ring and the immediates.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// Longest frame in bytes.
 pub(crate) const MOST: usize = 4096;
 /// Longest reason of a refusal in bytes.
@@ -92,10 +93,19 @@ pub struct Limits {
 /// The queue pairs of one end of a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePairs {
-    /// Their numbers.
-    pub numbers: Vec<u32>,
+    /// Each of them.
+    pub ends: Vec<End>,
     /// The enhancements (ECE) that their device supports, or uses if they are connected.
     pub enhancements: Enhancements,
+}
+
+/// A queue pair, as the peer needs to know it beside its port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Its number (24 bits).
+    pub number: u32,
+    /// The packet sequence number at which it starts to send (24 bits).
+    pub psn: u32,
 }
 
 /// A rail by its number in the channel, and which queue pairs of it are meant: 0 for the first,
@@ -200,8 +210,10 @@ pub(super) mod tests {
             Partners { connector: 0, listener: 1 },
             Partners { connector: 1, listener: 0 },
         ]);
-        let pairs =
-            |numbers, bits| QueuePairs { numbers, enhancements: Enhancements::from_bits(bits) };
+        let pairs = |numbers: Vec<u32>, bits| {
+            let ends = numbers.into_iter().map(|number| End { number, psn: 0x00ff_ffff - number });
+            QueuePairs { ends: ends.collect(), enhancements: Enhancements::from_bits(bits) }
+        };
         let both = vec![pairs(vec![1, 2], 0), pairs(vec![3, 0x00ff_ffff], u32::MAX)];
         let (address, keys) = (u64::MAX, [1, 2, 3, 4, 5, 6, 7, u32::MAX]);
         let at = Epoch { place: 7, epoch: u32::MAX };
@@ -261,7 +273,7 @@ pub(super) mod tests {
             pairing: Pairing::from(pairs),
             pairs: vec![
                 QueuePairs {
-                    numbers: vec![1; MAX_PAIRS],
+                    ends: vec![End { number: 1, psn: 2 }; MAX_PAIRS],
                     enhancements: Enhancements::QUERY
                 };
                 MAX_RAILS

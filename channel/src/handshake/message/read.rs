@@ -5,7 +5,7 @@ use std::time::Duration;
 use barewire_layouts::command::capability::PortType;
 use barewire_mlx5::{Enhancements, Mtu, PortAddress};
 
-use super::{Epoch, Held, Limits, MAX_REASON, MOST, Malformed, Message, QueuePairs, VERSION};
+use super::{End, Epoch, Held, Limits, MAX_REASON, MOST, Malformed, Message, QueuePairs, VERSION};
 use crate::config::{MAX_PAIRS, MAX_RAILS};
 use crate::fail_over::{Cause, Operation};
 use crate::handshake::pairing::{Pairing, Partners};
@@ -175,11 +175,14 @@ impl Reader<'_> {
     }
 
     fn pairs(&mut self) -> Result<QueuePairs, Malformed> {
-        let numbers = self.words()?;
-        if numbers.is_empty() || numbers.iter().any(|number| number >> 24 != 0) {
-            return Err(Malformed::Field("queue pair number"));
-        }
-        Ok(QueuePairs { numbers, enhancements: Enhancements::from_bits(self.u32()?) })
+        let count = self.count(MAX_PAIRS, "number of queue pairs")?;
+        let end = |_| {
+            let (number, psn) = (self.u32()?, self.u32()?);
+            let fits = (number | psn) >> 24 == 0;
+            fits.then_some(End { number, psn }).ok_or(Malformed::Field("queue pair"))
+        };
+        let ends = (0..count).map(end).collect::<Result<Vec<_>, Malformed>>()?;
+        Ok(QueuePairs { ends, enhancements: Enhancements::from_bits(self.u32()?) })
     }
 
     /// A word for each queue pair, or none.

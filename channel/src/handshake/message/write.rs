@@ -86,7 +86,8 @@ fn write_rails_of_pairs(to: &mut Vec<u8>, rails: &[QueuePairs]) {
 }
 
 fn write_pairs(to: &mut Vec<u8>, pairs: &QueuePairs) {
-    write_words(to, &pairs.numbers);
+    to.push(pairs.ends.len() as u8);
+    to.extend(pairs.ends.iter().flat_map(|end| [end.number, end.psn]).flat_map(u32::to_le_bytes));
     to.extend(pairs.enhancements.bits().to_le_bytes());
 }
 

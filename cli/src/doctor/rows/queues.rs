@@ -110,7 +110,7 @@ impl<D: Doorbell> Loop<D> {
         let completions = CompletionQueue::create(context, uar, ENTRIES)?;
         let config = RcConfig::default().send_blocks(64);
         let mut pair = RcQueuePair::create_with(domain, uar, &completions, &completions, &config)?;
-        pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
+        pair.connect(&RcPath::to(&pair.address()))?;
         let memory = Buffer::allocate(domain, 4096, Access::all())?;
         Ok(Self { completions, pair, memory, events: context.device_events()? })
     }
@@ -264,13 +264,12 @@ pub(in super::super) fn objects(target: &Target) -> Checked {
     let mut pair: RcQueuePair<PlainDoorbell> =
         RcQueuePair::create_with(&domain, &uar, &completions, &completions, &config)?;
     let qp = lap();
-    let path = RcPath::new(context.port_address(), pair.number());
     // Twice: a queue pair is used again after a reset.
     let mut connect = 0.0;
     for _ in 0..2 {
         in_state(&pair, QpState::Init)?;
         lap();
-        pair.connect(&path)?;
+        pair.connect(&RcPath::to(&pair.address()))?;
         connect = lap();
         in_state(&pair, QpState::Rts)?;
         pair.to_error()?;
@@ -301,7 +300,7 @@ pub(in super::super) fn readback(target: &Target) -> Checked {
     }
     let value = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|field| field.1);
     let (port, has) = (context.port(), context.capabilities());
-    let path = RcPath::new(context.port_address(), queue.pair.number());
+    let path = RcPath::to(&queue.pair.address());
     let mtu = std::cmp::min_by_key(path.mtu, port.mtu, |mtu| mtu.bytes());
     let expected = [
         ("state", QpState::Rts as u64),
@@ -340,8 +339,14 @@ pub(in super::super) fn readback(target: &Target) -> Checked {
         Some(kernel) => {
             let differs = |(name, own): &(&str, u64)| {
                 let theirs = kernel.iter().find(|(field, _)| field == name)?.1;
-                // Each queue pair has its own number, from which its ports are derived.
-                let own_alone = ["remote_qpn", "udp_sport", "lag_tx_port_affinity"];
+                // Each queue pair has its own numbers. Its ports are derived from one.
+                let own_alone = [
+                    "remote_qpn",
+                    "udp_sport",
+                    "lag_tx_port_affinity",
+                    "next_send_psn",
+                    "next_rcv_psn",
+                ];
                 (theirs != *own && !own_alone.contains(name))
                     .then(|| format!("{name} {own:#x}/{theirs:#x}"))
             };

@@ -263,7 +263,7 @@ impl Pair for CommandPair {
                 .set(Qpc::RETRY_COUNT, wanted.retry_count)
                 .set(Qpc::RNR_RETRY, wanted.rnr_retry)
                 .set(Qpc::LOG_SRA_MAX, path.log_requester_reads)
-                .set(Qpc::NEXT_SEND_PSN, wanted.send_psn)
+                .set(Qpc::NEXT_SEND_PSN, path.send_psn)
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::ACK_TIMEOUT, wanted.ack_timeout)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
