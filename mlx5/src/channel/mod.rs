@@ -350,7 +350,8 @@ pub trait DeviceEvents: fmt::Debug + Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceEvent {
-    /// The device failed or was removed, and must be closed. The text says which.
+    /// The device failed or was removed, and must be closed. The text is for reports, and need not
+    /// say which: the kernel has one event for both, `DEVICE_FATAL`.
     Fatal(String),
     /// The link of this port came up.
     PortUp(u8),

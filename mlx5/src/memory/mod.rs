@@ -612,8 +612,11 @@ impl<M: OwnedBytes> Buffer<M> {
         Ok(unsafe { self.bytes.load_u8(offset) })
     }
 
-    /// Loads 8 bytes at `offset`, a multiple of 8, with acquire ordering: data that a peer wrote
-    /// before them is visible afterwards.
+    /// Loads 8 bytes at `offset`, a multiple of 8, with acquire ordering: data that was in memory
+    /// before them is visible afterwards. Whether that of an earlier WQE was there before is up to
+    /// the device and the host: see [what programs ask].
+    ///
+    /// [what programs ask]: https://github.com/barewire/barewire/blob/main/docs/guide/embedding.md#what-programs-ask
     ///
     /// # Errors
     /// [`OutOfBounds`].

@@ -21,7 +21,7 @@ const SOFT: &str = "soft0";
 /// The backend for a device of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetupWay {
-    /// PRM commands, which the kernel passes to the device.
+    /// PRM commands, which the kernel passes to the device. The software HCA takes them as well.
     Devx,
     /// Verbs objects, exported by `mlx5dv_init_obj`.
     InitObj,
@@ -104,7 +104,11 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
     if name.strip_prefix("soft").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         && name != SOFT
     {
-        let takes = "the software HCA of a process is soft0, without a port in the name";
+        let takes = if name.contains(':') {
+            "the name of the software HCA is soft0, and its port is an argument of its own"
+        } else {
+            "the name of the software HCA is soft0, of which each call opens another one"
+        };
         return not_opened(name, wanted, takes);
     }
     #[cfg(feature = "verbs")]
@@ -167,9 +171,10 @@ mod tests {
 
     #[test]
     fn another_name_of_the_software_hca_is_refused_with_the_right_one() {
-        for name in ["soft0:1", "soft1"] {
+        for (name, hint) in [("soft0:1", "port"), ("soft1", "another one")] {
             let words = open(name, 1, None).unwrap_err().to_string();
             assert!(words.starts_with(name) && words.contains(" is soft0, "), "{words}");
+            assert!(words.contains(hint), "{words}");
         }
     }
 
