@@ -72,7 +72,8 @@ pub const LEAST_OUTSTANDING: u32 = 8;
 #[non_exhaustive]
 pub enum PostError {
     /// The ring is full: poll the completion queue, reap, and post again. Or the queue pair is not
-    /// connected ([`SendQueue::is_open`]), and then its ring has no room.
+    /// connected, and then its ring has no room: a loop that waits for room tests
+    /// [`SendQueue::is_open`] as well.
     #[error("the send queue is full, or not connected: reap completions, then post again")]
     QueueFull,
     /// The inline payload or segment list does not fit a WQE.
