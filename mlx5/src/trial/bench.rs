@@ -7,12 +7,12 @@ use crate::error::{Error, system};
 use crate::memory::Buffer;
 use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Polled};
 use crate::queue::send::PostError;
-use crate::values::{Access, PortAddress, RcPath};
+use crate::values::{Access, PortAddress};
 use barewire_layouts::wqe::DataSegment;
 
 /// The most time for a completion: more than all retries take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Retries end after some seconds: see [`RcPath::ack_timeout`].
+/// Retries end after some seconds: see [`RcPath::ack_timeout`](crate::RcPath::ack_timeout).
 pub(super) const ACK_TIMEOUT: u8 = 14;
 /// CQEs of the queue.
 const ENTRIES: u32 = 512;
@@ -56,11 +56,6 @@ impl Bench {
 
     pub(super) fn port(&self) -> PortAddress {
         self.context.port_address()
-    }
-
-    /// A path to queue pair `number` of the same port.
-    pub(super) fn path(&self, number: u32) -> RcPath {
-        RcPath::new(self.port(), number).ack_timeout(ACK_TIMEOUT)
     }
 
     pub(super) fn segment(&self, offset: usize, length: usize) -> Result<DataSegment, Error> {

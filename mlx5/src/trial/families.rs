@@ -6,6 +6,7 @@ use barewire_layouts::tag::{TagHeader, TagOpcode};
 use barewire_layouts::wqe::ControlFlags;
 
 use super::bench::{ACK_TIMEOUT, Bench, failed, pattern, posted};
+use crate::address::RcAddress;
 use crate::dc::{self, InitiatorConfig, Peer, TargetConfig};
 use crate::doorbell::Adaptive;
 use crate::error::Error;
@@ -34,13 +35,18 @@ const DATAGRAMS: (u32, Duration) = (20, Duration::from_millis(100));
 
 const SIGNALED: ControlFlags = ControlFlags::COMPLETION;
 
+/// A path that reports a device without responses soon.
+fn path_to(address: &RcAddress) -> RcPath {
+    RcPath::to(address).ack_timeout(ACK_TIMEOUT)
+}
+
 /// Writes a long and a short message to memory.
 pub(super) fn reliable(bench: &mut Bench) -> Result<(), Error> {
     let config = RcConfig::default().send_blocks(64);
     let queue = &bench.completions;
     let mut pair =
         RcQueuePair::<Adaptive>::create_with(&bench.domain, &bench.uar, queue, queue, &config)?;
-    pair.connect(&bench.path(pair.number()))?;
+    pair.connect(&path_to(&pair.address()))?;
     let mut bytes = pattern(LONG);
     bench.fill(0, &bytes)?;
     let remote = || bench.memory.region().remote(TARGET);
@@ -66,7 +72,7 @@ pub(super) fn shared_receive(bench: &mut Bench) -> Result<(), Error> {
         Some(&queue),
         &config,
     )?;
-    pair.connect(&bench.path(pair.number()))?;
+    pair.connect(&path_to(&pair.address()))?;
     for (at, length) in LENGTHS.into_iter().enumerate() {
         let offset = TARGET + at * SLOT;
         receive(bench, &mut queue, offset)?;
@@ -104,8 +110,8 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Error> {
         &config,
     )?;
     let mut sender = RcQueuePair::<Adaptive>::create_with(domain, uar, &sends, &sends, &config)?;
-    receiver.connect(&bench.path(sender.number()))?;
-    sender.connect(&bench.path(receiver.number()))?;
+    receiver.connect(&path_to(&sender.address()))?;
+    sender.connect(&path_to(&receiver.address()))?;
     let plain = bench.segment(TARGET + SLOT, SLOT)?;
     if !tags.receive.extend(RECEIVES, |_| plain) {
         return Err(failed("the shared receive queue is full"));
@@ -160,8 +166,8 @@ pub(super) fn xrc(bench: &mut Bench) -> Result<(), Error> {
         completions,
         &config,
     )?;
-    initiator.connect(&RcPath::to(&target.address()).ack_timeout(ACK_TIMEOUT))?;
-    target.connect(&RcPath::to(&initiator.address()).ack_timeout(ACK_TIMEOUT))?;
+    initiator.connect(&path_to(&target.address()))?;
+    target.connect(&path_to(&initiator.address()))?;
     let to = receiver.destination();
     receive(bench, &mut receiver.queue, TARGET)?;
     let bytes = pattern(LENGTHS[1]);
