@@ -178,6 +178,18 @@ pub(crate) const NIXL: Part = Part {
 
 pub(crate) const UCXX: Part = Part { name: "UCXX", needs: &[PIP] };
 
+pub(crate) const VERBS_PROGRAMS: Part = Part {
+    name: "programs of verbs",
+    needs: &[
+        program("perftest", "perftest", "ib_write_lat"),
+        program("rdmacm-utils", "rping and other programs of librdmacm", "rping"),
+        program("iperf3", "iperf3", "iperf3"),
+        program("qperf", "qperf", "qperf"),
+        program("fio", "fio", "fio"),
+        program("libfabric-bin", "fi_pingpong", "fi_pingpong"),
+    ],
+};
+
 pub(crate) const MPICH: Part = Part {
     name: "MPICH's test suite",
     needs: &[MPIEXEC, MPICH_HEADER, program("make", "make", "make")],

@@ -1,10 +1,11 @@
-//! Suites of other projects over `barewire uct run`, and beside it over UCX's own transports. Each
-//! is a script of this folder, and a part of the deep tier.
+//! Suites of other projects over `barewire uct run`, and beside it over UCX's own transports; and
+//! programs of verbs over `barewire hca run`. Each is a script of this folder, and a part of the
+//! deep tier.
 
 mod results;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::count::Tally;
@@ -56,6 +57,10 @@ pub(crate) const NIXL: Suite =
 pub(crate) const UCXX: Suite =
     Suite { name: "ucxx", script: "ucxx.sh", needs: &packages::UCXX, ..MPICH };
 
+/// Its programs run by [`run_verbs`].
+pub(crate) const VERBS: Suite =
+    Suite { name: "verbs", script: "verbs.sh", needs: &packages::VERBS_PROGRAMS, ..MPICH };
+
 const FOLDER: &str = "xtask/src/foreign";
 /// For downloads and the builds of a suite, on two busy processors.
 const PREPARE: Duration = Duration::from_mins(90);
@@ -76,17 +81,8 @@ const WAYS: [Way; 5] = [
     Way { name: "all", barewire: Some("all"), ucx: "all" },
 ];
 
-/// Runs a suite over each of the transports. A unit with a failure that is not among the known
-/// differences runs over UCX's own transports as well. The error of the inner result says why the
-/// suite is left out.
-///
-/// # Errors
-/// The tests that fail over barewire only.
-pub(crate) fn run(
-    suite: &Suite,
-    barewire: &Path,
-    install: Install,
-) -> Result<Result<Tally, String>, Failure> {
+/// Installs and prepares a suite. Returns its folder and its units, or why it is left out.
+fn prepare(suite: &Suite, install: Install) -> Result<Result<(PathBuf, String), String>, Failure> {
     packages::install(install, &[suite.needs], Duration::from_mins(10))?;
     if let Some(why) = packages::left_out(&[suite.needs]).pop() {
         return Ok(Err(why));
@@ -105,6 +101,61 @@ pub(crate) fn run(
     }
     let units = process::text(&script(suite, &folder, &["units"]), SOON)?;
 
+    Ok(Ok((folder, units)))
+}
+
+/// Runs programs of verbs over the software HCA. The error of the inner result says why they are left
+/// out.
+///
+/// # Errors
+/// The programs that fail.
+pub(crate) fn run_verbs(
+    suite: &Suite,
+    barewire: &Path,
+    install: Install,
+) -> Result<Result<Tally, String>, Failure> {
+    let (folder, units) = match prepare(suite, install)? {
+        Ok(prepared) => prepared,
+        Err(why) => return Ok(Err(why)),
+    };
+    let by = format!("{} hca run --", barewire.display());
+    let (mut total, mut found) = (Tally::default(), Vec::new());
+    for unit in units.lines() {
+        let command = script(suite, &folder, &["run", unit]).environment("BY", &by);
+        let (results, printed) = one(&command, unit, suite.deadline)?;
+        if !results.failed.is_empty() {
+            println!("{printed}\n-- end of the output of {unit}");
+        }
+        println!("{unit}: {} passed, {} failed", results.passed, results.failed.len());
+        total.passed += results.passed;
+        found.extend(results.failed);
+    }
+    match found.len() {
+        0 if total.passed == 0 => Err(Failure::Found("no program ran".to_owned())),
+        0 => Ok(Ok(total)),
+        count => Err(Failure::Found(format!(
+            "{} passed, and {count} failed:\n  {}",
+            total.passed,
+            found.join("\n  ")
+        ))),
+    }
+}
+
+/// Runs a suite over each of the transports. A unit with a failure that is not among the known
+/// differences runs over UCX's own transports as well. The error of the inner result says why the
+/// suite is left out.
+///
+/// # Errors
+/// The tests that fail over barewire only.
+pub(crate) fn run(
+    suite: &Suite,
+    barewire: &Path,
+    install: Install,
+) -> Result<Result<Tally, String>, Failure> {
+    let (folder, units) = match prepare(suite, install)? {
+        Ok(prepared) => prepared,
+        Err(why) => return Ok(Err(why)),
+    };
     let by = format!("{} uct run --", barewire.display());
     let (mut total, mut found) = (Tally::default(), Vec::new());
     for way in &WAYS {

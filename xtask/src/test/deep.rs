@@ -49,6 +49,11 @@ pub(super) const PARTS: &[Part] = &[
     part("ucxx", "clients and servers of UCXX with the UCX of its Python package", |setting| {
         of_others(setting, &foreign::UCXX)
     }),
+    part(
+        "verbs-programs",
+        "programs of libibverbs and librdmacm on the software HCA",
+        verbs_programs,
+    ),
     part("address-sanitizer", "the suite under AddressSanitizer", address),
     part("thread-sanitizer", "the suite under ThreadSanitizer", thread),
     part("all-miri", "all code on plain memory, interpreted by Miri", all_miri),
@@ -181,6 +186,16 @@ fn of_others(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failu
     command(&Invocation::cargo(&["build"]), 30)?;
     let barewire = process::target().join("debug/barewire");
     Ok(match foreign::run(suite, &barewire, setting.install)? {
+        Ok(passed) => passed.into(),
+        Err(why) => Outcome::LeftOut(why),
+    })
+}
+
+fn verbs_programs(setting: &Setting) -> Result<Outcome, Failure> {
+    // The library that `hca run` preloads is a target of its own.
+    command(&Invocation::cargo(&["build", "-p", "barewire-cli", "-p", "barewire-hca-uverbs"]), 30)?;
+    let barewire = process::target().join("debug/barewire");
+    Ok(match foreign::run_verbs(&foreign::VERBS, &barewire, setting.install)? {
         Ok(passed) => passed.into(),
         Err(why) => Outcome::LeftOut(why),
     })

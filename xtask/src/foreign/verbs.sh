@@ -1,0 +1,108 @@
+# Programs of libibverbs and librdmacm, each a server and a client in two processes.
+set -eu
+
+# Waits until something listens to the port, by TCP or by rdma_cm.
+listens() {
+    tcp=$(printf %04X "$1")
+    cm=$(printf %x "$1")
+    for _ in $(seq 400); do
+        if grep -q ":$tcp 0*:0000 0A" /proc/net/tcp /proc/net/tcp6 ||
+            grep -q "@barewire-hca/rdma_cm/.*/1[01][0-9a-f]*$cm$" /proc/net/unix; then
+            return 0
+        fi
+        sleep 0.05
+    done
+}
+
+# Runs a server and its client, in whose arguments PORT is a port. `ended` is a server that serves
+# until it is ended.
+pair() {
+    port=$((20000 + ($$ + pairs * 7) % 20000))
+    pairs=$((pairs + 1))
+    server=$(echo "$1" | sed "s/PORT/$port/g")
+    client=$(echo "$2" | sed "s/PORT/$port/g")
+    timeout 120 $BY $server > server.out 2>&1 &
+    process=$!
+    listens "$port"
+    status=0
+    timeout 120 $BY $client > client.out 2>&1 || status=$?
+    if [ "${3:-}" = ended ]; then
+        kill "$process"
+        wait "$process" || true
+    else
+        wait "$process" || status=$?
+    fi
+    if [ "$status" = 0 ]; then
+        echo passed 1
+    else
+        cat server.out client.out
+        echo "failed $2: status $status"
+    fi
+}
+
+# The same arguments on both sides.
+perftest() {
+    pair "$* -n 50 -p PORT" "$* -n 50 -p PORT 127.0.0.1"
+}
+
+sockets() {
+    pair "$* -S 1000 -I 5 -C 5 -p PORT" "$* -S 1000 -I 5 -C 5 -p PORT -s 127.0.0.1"
+}
+
+fio_by() {
+    printf '[global]\nioengine=rdma\nport=%s\nbs=64k\nsize=4m\n' $((45000 + $$ % 10000)) > server.fio
+    cp server.fio client.fio
+    printf '[receiver]\nrw=read\niodepth=8\n' >> server.fio
+    printf 'hostname=127.0.0.1\nverb=%s\n[sender]\nrw=write\niodepth=4\n' "$1" >> client.fio
+    pair "fio server.fio" "fio client.fio"
+}
+
+pairs=0
+case $1 in
+prepare) ;;
+units)
+    echo perftest
+    echo perftest-rdmacm
+    echo rsockets
+    echo qperf
+    echo fio
+    echo libfabric
+    ;;
+run)
+    case $2 in
+    perftest)
+        for test in send_lat write_lat read_lat atomic_lat send_bw write_bw read_bw atomic_bw; do
+            perftest "ib_$test"
+        done
+        for transport in UC UD XRC DC; do perftest ib_send_bw -c $transport; done
+        for option in -b -e "-N -D 1" "--use-srq -q 4 -r 16"; do perftest ib_send_bw $option; done
+        ;;
+    perftest-rdmacm)
+        for test in send_lat write_lat read_lat atomic_lat send_bw write_bw read_bw atomic_bw; do
+            perftest "ib_$test -R"
+        done
+        perftest ib_send_bw -R -c UD
+        ;;
+    rsockets)
+        for option in "" "-T b" "-T n" "-T f" "-T r" "-T v" "-k 2"; do sockets rstream $option; done
+        pair "rcopy -p PORT" "rcopy /etc/services 127.0.0.1:$PWD/copied -p PORT" ended
+        cmp /etc/services copied || echo "failed the copy of rcopy"
+        preload="env LD_PRELOAD=$(echo /usr/lib/*/rsocket/librspreload.so)"
+        pair "$preload iperf3 -s -1 -p PORT" "$preload iperf3 -t 1 -p PORT -c 127.0.0.1"
+        ;;
+    qperf)
+        pair "qperf -lp PORT" "qperf -lp PORT -cm 1 -t 1 127.0.0.1 rc_lat rc_bw quit"
+        ;;
+    fio)
+        fio_by write
+        fio_by read
+        ;;
+    libfabric)
+        for kind in msg rdm dgram; do
+            pair "fi_pingpong -p verbs -e $kind -B PORT -I 20" \
+                "fi_pingpong -p verbs -e $kind -P PORT -I 20 127.0.0.1"
+        done
+        ;;
+    esac
+    ;;
+esac
