@@ -3,7 +3,7 @@
 
 use crate::hca::installed;
 use crate::port::free_port;
-use crate::support::{Barewire, Ended, PATIENCE, start, start_with};
+use crate::support::{self, Barewire, Ended, PATIENCE, start, start_with};
 
 use std::fs;
 use std::thread;
@@ -12,15 +12,20 @@ use std::time::{Duration, Instant};
 /// `RDMA_PS_TCP`.
 const TCP: u32 = 0x0106;
 
-/// Returns whether a program of this user listens to a service at any address.
-fn is_listening(service: &str) -> bool {
+/// Returns how many programs of this user listen to a service at any address.
+fn listeners(service: &str) -> usize {
     // SAFETY: no arguments, and no error.
     let user = unsafe { libc::geteuid() };
-    let name = format!("@barewire-hca/rdma_cm/{user}/{service}");
+    let name = format!("@barewire-hca/rdma_cm/{user}/{service}/");
     fs::read_to_string("/proc/net/unix")
         .unwrap_or_default()
         .lines()
-        .any(|line| line.ends_with(&name))
+        .filter(|line| line.contains(&name))
+        .count()
+}
+
+fn is_listening(service: &str) -> bool {
+    listeners(service) > 0
 }
 
 fn run(program: &str) -> Barewire {
@@ -28,17 +33,23 @@ fn run(program: &str) -> Barewire {
     start(&[&["hca", "run", "--"], &words[..]].concat())
 }
 
+/// Starts a server, and waits until it is one of `count` that listen to a port.
+fn listening(server: &str, port: u16, count: usize) -> Barewire {
+    let mut serving = run(server);
+    let service = format!("{:x}", TCP << 16 | u32::from(port));
+    let deadline = Instant::now() + PATIENCE;
+    while listeners(&service) < count && !serving.has_ended() {
+        assert!(Instant::now() < deadline, "{server} does not listen");
+        thread::sleep(Duration::from_millis(5));
+    }
+    serving
+}
+
 /// Starts a server, in whose arguments `PORT` is a port, and its client. Returns how both ended.
 fn pair(server: &str, client: &str) -> [Ended; 2] {
     let port = free_port();
     let with_port = |program: &str| program.replace("PORT", &port.to_string());
-    let mut serving = run(&with_port(server));
-    let service = format!("{:x}", TCP << 16 | u32::from(port));
-    let deadline = Instant::now() + PATIENCE;
-    while !is_listening(&service) && !serving.has_ended() {
-        assert!(Instant::now() < deadline, "{server} does not listen");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let serving = listening(&with_port(server), port, 1);
     let client = run(&with_port(client)).end(PATIENCE);
     [serving.end(PATIENCE), client]
 }
@@ -188,4 +199,53 @@ fn a_client_without_a_server_is_rejected() {
     let client = run(&format!("rping -c -C 1 -a 127.0.0.1 -p {}", free_port())).end(PATIENCE);
     assert!(!client.status.success(), "{client:#?}");
     assert!(client.stderr.contains("RDMA_CM_EVENT_REJECTED, error 8"), "{client:#?}");
+}
+
+/// Whether the first server ends by itself or is killed, the second is reached by 127.0.0.1.
+#[test]
+fn the_next_server_of_a_port_is_reached_when_the_first_has_ended() {
+    if !installed("rping", "rdmacm-utils") {
+        return;
+    }
+    let port = free_port();
+    let server = format!("rping -s -C 1 -p {port}");
+    let client = format!("rping -c -C 1 -a 127.0.0.1 -p {port}");
+    let servers = [1, 2, 3].map(|count| listening(&server, port, count));
+    let [first, second, third] = servers;
+    for server in [first, second] {
+        let client = run(&client).end(PATIENCE);
+        assert!(client.status.success(), "{client:#?}");
+        let server = server.end(PATIENCE);
+        assert!(server.status.success(), "{server:#?}");
+    }
+    let fourth = listening(&server, port, 2);
+    for program in support::children(third.pid()) {
+        support::signal(program, libc::SIGKILL);
+    }
+    third.end(PATIENCE);
+    let client = run(&client).end(PATIENCE);
+    assert!(client.status.success(), "{client:#?}");
+    assert!(fourth.end(PATIENCE).status.success());
+}
+
+/// The kernel disconnects for a process that it ends.
+#[test]
+fn the_peer_of_a_killed_process_is_disconnected() {
+    if !installed("rping", "rdmacm-utils") {
+        return;
+    }
+    let port = free_port();
+    let server = listening(&format!("rping -s -v -p {port}"), port, 1);
+    let client = run(&format!("rping -c -a 127.0.0.1 -p {port}"));
+    let deadline = Instant::now() + PATIENCE;
+    while !server.output().contains("ping data") {
+        assert!(Instant::now() < deadline, "{}", server.errors());
+        thread::sleep(Duration::from_millis(5));
+    }
+    for program in support::children(client.pid()) {
+        support::signal(program, libc::SIGKILL);
+    }
+    client.end(PATIENCE);
+    let server = server.end(PATIENCE);
+    assert!(server.stderr.contains("server DISCONNECT EVENT"), "{server:#?}");
 }

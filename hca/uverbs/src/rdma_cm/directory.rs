@@ -24,32 +24,73 @@ fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-fn name(service: u64) -> std::io::Result<SocketAddr> {
+/// How many processes of a user may listen to one service at any address in a network namespace.
+const PLACES: u16 = 256;
+
+/// Returns an abstract name of this user.
+pub(super) fn own_name(of: std::fmt::Arguments<'_>) -> std::io::Result<SocketAddr> {
     // Programs do not find the listeners of tests.
     let kind = if cfg!(test) { "test" } else { "rdma_cm" };
-    SocketAddr::from_abstract_name(format!("barewire-hca/{kind}/{}/{service:x}", user()))
+    SocketAddr::from_abstract_name(format!("barewire-hca/{kind}/{}/{of}", user()))
 }
 
-/// Gives a listener to a service its name. `None` if another process has it.
+fn name(service: u64, place: u16) -> std::io::Result<SocketAddr> {
+    own_name(format_args!("{service:x}/{place}"))
+}
+
+/// Gives a listener to a service the first free name. `None` if other processes have all.
 pub(super) fn enter(service: u64) -> Option<UnixListener> {
-    let listener = UnixListener::bind_addr(&name(service).ok()?).ok()?;
+    let bind = |place| UnixListener::bind_addr(&name(service, place).ok()?).ok();
+    let listener = (0..PLACES).find_map(bind)?;
     listener.set_nonblocking(true).ok()?;
     Some(listener)
 }
 
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The address of the device.
+    pub(super) address: IpAddr,
+    /// Whether a program listens now. Otherwise it may do so again in a moment.
+    pub(super) listens: bool,
+}
+
+impl Found {
+    fn write(self) -> String {
+        format!("{}{}", if self.listens { "" } else { "-" }, self.address)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let address = text.strip_prefix('-');
+        let listens = address.is_none();
+        Some(Self { address: address.unwrap_or(text).parse().ok()?, listens })
+    }
+}
+
 /// Responds to those who look up the address.
-pub(super) fn respond(listener: &UnixListener, address: Option<IpAddr>) {
+pub(super) fn respond(listener: &UnixListener, found: Option<Found>) {
     while let Ok((mut stream, _)) = listener.accept() {
-        if let Some(address) = address {
+        if let Some(found) = found {
             // A peer that does not wait for the response does not need it.
-            let _ = stream.write_all(address.to_string().as_bytes());
+            let _ = stream.write_all(found.write().as_bytes());
         }
     }
 }
 
+/// Asks the process that has a name.
+fn ask(service: u64, place: u16) -> Option<Found> {
+    let mut stream = UnixStream::connect_addr(&name(service, place).ok()?).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    is_own(&stream).then_some(())?;
+    let mut text = String::new();
+    (&mut stream).take(64).read_to_string(&mut text).ok()?;
+    Found::read(&text)
+}
+
 /// Returns the address of the device that is reached by `destination`. An address of this machine
-/// without a device is that of the listener to the service, if there is one, or of one with the same
-/// port in another port space: its process may listen to the service in a moment.
+/// without a device is that of the first listener to the service, if there is one, or of a process
+/// that may listen to the service in a moment: it has just listened to it, or listens to the same
+/// port in another port space.
 pub(super) fn find(service: u64, destination: IpAddr) -> Option<IpAddr> {
     let destination =
         if destination.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { destination };
@@ -57,18 +98,21 @@ pub(super) fn find(service: u64, destination: IpAddr) -> Option<IpAddr> {
     if UdpSocket::bind((destination, UDP_PORT)).is_err() {
         return Some(destination);
     }
+    let mut later = None;
+    for found in (0..PLACES).filter_map(|place| ask(service, place)) {
+        if found.listens {
+            return Some(found.address);
+        }
+        later = later.or(Some(found.address));
+    }
     let others = [PS_TCP, PS_UDP].map(|space| u64::from(space) << 16 | service & 0xffff);
-    let named = |service: u64| UnixStream::connect_addr(&name(service).ok()?).ok();
-    let mut stream = named(service).or_else(|| others.into_iter().find_map(named))?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut text = String::new();
-    is_own(&stream).then_some(())?;
-    (&mut stream).take(64).read_to_string(&mut text).ok()?;
-    text.parse().ok()
+    let mut others =
+        others.into_iter().flat_map(|other| (0..PLACES).map(move |place| (other, place)));
+    later.or_else(|| others.find_map(|(other, place)| Some(ask(other, place)?.address)))
 }
 
 /// Returns whether a process of this user, or of root, has the other end.
-fn is_own(stream: &UnixStream) -> bool {
+pub(super) fn is_own(stream: &UnixStream) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut length = size_of_val(&peer) as libc::socklen_t;
     // SAFETY: the structure and its length are live.
@@ -88,23 +132,44 @@ fn is_own(stream: &UnixStream) -> bool {
 mod tests {
     use super::*;
 
+    /// Returns what is found while the processes that have the names respond.
+    fn found_among(
+        listeners: &[(UnixListener, Found)],
+        service: u64,
+        destination: IpAddr,
+    ) -> Option<IpAddr> {
+        std::thread::scope(|scope| {
+            let found = scope.spawn(|| find(service, destination));
+            while !found.is_finished() {
+                for (listener, found) in listeners {
+                    respond(listener, Some(*found));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            found.join().unwrap()
+        })
+    }
+
     #[test]
     fn a_listener_is_found_by_addresses_without_a_device() {
         let service = super::super::state::random();
         let here = IpAddr::from([127, 66, 255, 255]);
         assert_eq!(find(service, here), None);
-        let listener = enter(service).unwrap();
-        assert!(enter(service).is_none());
-        let address = IpAddr::from([127, 9, 8, 7]);
-        let found = std::thread::scope(|scope| {
-            let found = scope.spawn(|| find(service, here));
-            while !found.is_finished() {
-                respond(&listener, Some(address));
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            found.join().unwrap()
-        });
-        assert_eq!(found, Some(address));
+        let [first, second] = [7, 8].map(|last| IpAddr::from([127, 9, 8, last]));
+        let mut listeners = Vec::from(
+            [first, second]
+                .map(|address| (enter(service).unwrap(), Found { address, listens: true })),
+        );
+        assert_eq!(found_among(&listeners, service, here), Some(first));
+        // The first program has destroyed its listener, and then nobody else listens either.
+        listeners[0].1.listens = false;
+        assert_eq!(found_among(&listeners, service, here), Some(second));
+        listeners[1].1.listens = false;
+        assert_eq!(found_among(&listeners, service, here), Some(first));
+        // The first process has ended.
+        listeners[1].1.listens = true;
+        listeners.remove(0);
+        assert_eq!(found_among(&listeners, service, here), Some(second));
         // The address of another machine.
         let remote = IpAddr::from([203, 0, 113, 1]);
         assert_eq!(find(service, remote), Some(remote));

@@ -13,6 +13,7 @@ mod connect;
 mod directory;
 #[cfg(test)]
 mod fuzz;
+mod life;
 mod link;
 mod message;
 mod multicast;
@@ -38,6 +39,8 @@ use crate::errno::Errno;
 use crate::method::active_mtu;
 use crate::process;
 use crate::signals::Blocked;
+use directory::Found;
+use life::Life;
 use signal::Signal;
 use state::{Port, State};
 
@@ -63,6 +66,8 @@ pub(crate) struct Manager {
     devices: Mutex<Vec<Device>>,
     /// The names of listeners, by their service.
     names: Mutex<BTreeMap<u64, UnixListener>>,
+    /// Streams to the processes of peers.
+    life: Life,
     /// Ends the thread's sleep.
     wake: Signal,
     woken: OwnedFd,
@@ -86,6 +91,7 @@ impl Manager {
             state: Mutex::new(State::new()),
             devices: Mutex::default(),
             names: Mutex::default(),
+            life: Life::default(),
             wake,
             woken,
         })
@@ -155,6 +161,7 @@ impl Manager {
             }
             opened.push(Device { adapter, management });
         }
+        self.life.show(ports.iter().map(|port| port.address));
         *devices = opened;
         drop(devices);
         lock(&self.state).ports = ports;
@@ -187,24 +194,34 @@ impl Manager {
         lock(&self.names).retain(|&service, _| state.is_named(service, Instant::now()));
     }
 
-    /// Returns the address of the device by which the listener to a service is reached.
-    fn address_of(&self, service: u64) -> Option<IpAddr> {
+    /// Returns the device by which the listener to a service is reached.
+    fn listener_of(&self, service: u64) -> Option<Found> {
         let state = lock(&self.state);
-        let source = state.listener_at_any(service).and_then(|id| id.source);
+        let listener = state.listener_at_any(service);
+        let source = listener.and_then(|id| id.source);
         let mut ports = state.ports.iter().map(|port| port.address);
-        ports.find(|&port| {
+        let address = ports.find(|&port| {
             source.is_none_or(|source| address::same_family(port, source.ip()) || source.is_ipv6())
-        })
+        })?;
+        Some(Found { address, listens: listener.is_some() })
     }
 
     /// Responds to those who look up the names of listeners.
     fn respond(&self) {
         let services: Vec<u64> = lock(&self.names).keys().copied().collect();
         for service in services {
-            let address = self.address_of(service);
+            let found = self.listener_of(service);
             if let Some(listener) = lock(&self.names).get(&service) {
-                directory::respond(listener, address);
+                directory::respond(listener, found);
             }
+        }
+    }
+
+    /// Ends the connections to processes that have ended.
+    fn end_connections(&self) {
+        let peers = lock(&self.state).peers();
+        for peer in self.life.watch(&peers) {
+            self.with(|state, now| state.peer_ended(peer, now));
         }
     }
 
@@ -231,15 +248,20 @@ impl Manager {
                 }
             }
             self.with(State::expire);
+            self.end_connections();
             self.forget_names();
             self.respond();
-            let names: Vec<RawFd> = lock(&self.names).values().map(AsRawFd::as_raw_fd).collect();
+            let mut descriptors = self.life.descriptors();
+            let names = lock(&self.names);
             let own = managements.iter().map(|(_, it)| it.as_fd().as_raw_fd());
-            let descriptors = own.chain(names).chain([self.woken.as_raw_fd()]);
+            let own = own.chain(names.values().map(AsRawFd::as_raw_fd));
+            let own = own.chain([self.woken.as_raw_fd()]);
+            descriptors.extend(own.map(|fd| (fd, libc::POLLIN)));
+            drop(names);
             let deadline = lock(&self.state).deadline();
             let time = deadline
                 .map_or(SLEEP, |at| at.saturating_duration_since(Instant::now()).min(SLEEP));
-            sleep(descriptors, time);
+            sleep(&descriptors, time);
         }
     }
 }
@@ -262,10 +284,10 @@ fn canonical(gid: [u8; 16]) -> IpAddr {
     IpAddr::from(gid).to_canonical()
 }
 
-/// Sleeps until a descriptor is readable, or `time` has passed.
-fn sleep(descriptors: impl Iterator<Item = RawFd>, time: Duration) {
-    let mut polled: Vec<libc::pollfd> =
-        descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+/// Sleeps until a descriptor has one of its events, or `time` has passed.
+fn sleep(descriptors: &[(RawFd, i16)], time: Duration) {
+    let polled = descriptors.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 });
+    let mut polled: Vec<libc::pollfd> = polled.collect();
     // Rounded up, so that the deadline has passed afterwards.
     let milliseconds = time.as_millis().saturating_add(1).min(i32::MAX as u128) as i32;
     // SAFETY: the list is live and has this length.

@@ -4,6 +4,7 @@
 //! address that it comes from. The backlog of a listener bounds the requests that its program has not
 //! read.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -312,6 +313,43 @@ impl State {
             }
             Stage::TimeWait => self.repeat(arrival, number),
             _ => {}
+        }
+    }
+
+    /// Returns the addresses of peers whose end would end a connection.
+    pub(super) fn peers(&self) -> BTreeSet<IpAddr> {
+        let matters = |link: &&Link| {
+            !matches!(
+                link.stage,
+                Stage::DisconnectReceived
+                    | Stage::TimeWait
+                    | Stage::ServiceRequested
+                    | Stage::ServiceAsked
+                    | Stage::ServiceAnswered
+            )
+        };
+        self.links.values().filter(matters).map(|link| link.peer).collect()
+    }
+
+    /// The process of a peer has ended: a kernel would disconnect for it.
+    pub(super) fn peer_ended(&mut self, peer: IpAddr, now: Instant) {
+        let of = |(&number, link): (&u32, &Link)| {
+            (link.peer == peer).then_some((number, link.stage, link.id))
+        };
+        let links: Vec<_> = self.links.iter().filter_map(of).collect();
+        for (number, stage, id) in links {
+            match (stage, id) {
+                (Stage::Established | Stage::ReplySent, Some(id)) => {
+                    if let Some(link) = self.links.get_mut(&number) {
+                        link.enter(Stage::DisconnectReceived);
+                    }
+                    self.tell(id, EventType::Disconnected, 0, |_| {});
+                }
+                (Stage::Established | Stage::ReplySent, None) => drop(self.drop_link(number)),
+                (Stage::DisconnectSent, _) => self.disconnected(number, 0, now),
+                // Before a connection exists, the time for a response decides.
+                _ => {}
+            }
         }
     }
 

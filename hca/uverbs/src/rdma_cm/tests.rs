@@ -172,6 +172,32 @@ fn connected(a: &mut Side, b: &mut Side) -> (u32, u32) {
     (client, request.id)
 }
 
+/// A kernel would send the request to disconnect.
+#[test]
+fn the_end_of_a_peers_process_disconnects() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 0);
+    let (_, server) = connected(&mut a, &mut b);
+    let peer = a.address.ip();
+    assert!(b.state.peers().contains(&peer));
+    b.state.peer_ended(peer, b.now);
+    let (kind, event) = b.event();
+    assert_eq!((kind, event.id, event.status), (EventType::Disconnected, server, 0));
+    // Once, and also if the peer's own request arrives late.
+    assert!(b.state.peers().is_empty());
+    b.state.peer_ended(peer, b.now);
+    assert!(b.try_event().is_none());
+    b.state.disconnect(b.channel, server, b.now).unwrap();
+    b.wait(Duration::from_secs(2));
+    assert_eq!(b.event().0, EventType::TimeWaitExit);
+    // A process that waits for the response of the one that has ended.
+    let (client, _) = connected(&mut a, &mut b);
+    a.state.disconnect(a.channel, client, a.now).unwrap();
+    a.packets();
+    a.state.peer_ended(b.address.ip(), a.now);
+    assert_eq!(a.event().0, EventType::Disconnected);
+}
+
 #[test]
 fn both_sides_agree_on_a_connection() {
     let (mut a, mut b) = pair();
