@@ -45,6 +45,35 @@ impl SyndromeCounts {
     }
 }
 
+/// Returns a count.
+pub type Count = fn(&Counters) -> u64;
+
+/// The files of a port in sysfs whose values a device counts, by the names that the kernel and its
+/// mlx5 driver give them (linux: `drivers/infiniband/core/sysfs.c`, `hw/mlx5/counters.c`).
+pub const COUNTER_FILES: [(&str, Count); 21] = [
+    ("counters/port_xmit_packets", |it| it.packets_sent),
+    ("counters/port_rcv_packets", |it| it.packets_received),
+    ("counters/port_rcv_errors", |it| it.bad_icrc + it.malformed),
+    ("hw_counters/duplicate_request", |it| it.duplicates),
+    ("hw_counters/implied_nak_seq_err", |it| it.implied_naks),
+    ("hw_counters/local_ack_timeout_err", |it| it.timeouts),
+    ("hw_counters/np_cnp_sent", |it| it.cnps_sent),
+    ("hw_counters/out_of_buffer", |it| it.out_of_buffer),
+    ("hw_counters/out_of_sequence", |it| it.out_of_sequence),
+    ("hw_counters/packet_seq_err", |it| it.sequence_naks_received),
+    ("hw_counters/req_cqe_error", |it| it.send_errors.all()),
+    ("hw_counters/req_cqe_flush_error", |it| it.send_errors.of(Syndrome::WorkRequestFlushed)),
+    ("hw_counters/req_remote_access_errors", |it| it.send_errors.of(Syndrome::RemoteAccess)),
+    ("hw_counters/resp_cqe_error", |it| it.receive_errors.all()),
+    ("hw_counters/resp_cqe_flush_error", |it| it.receive_errors.of(Syndrome::WorkRequestFlushed)),
+    ("hw_counters/resp_remote_access_errors", |it| it.access_errors),
+    ("hw_counters/rnr_nak_retry_err", |it| it.rnr_naks_received),
+    ("hw_counters/rp_cnp_handled", |it| it.cnps_received),
+    ("hw_counters/rx_atomic_requests", |it| it.atomics),
+    ("hw_counters/rx_read_requests", |it| it.reads),
+    ("hw_counters/rx_write_requests", |it| it.writes),
+];
+
 /// Event counts of one device since it was opened. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

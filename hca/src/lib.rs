@@ -34,7 +34,7 @@ pub use config::{
     ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE,
     REQUIREMENTS_VARIABLE, RESERVED_VARIABLE, WireKind,
 };
-pub use counters::{Counters, SyndromeCounts};
+pub use counters::{COUNTER_FILES, Count, Counters, SyndromeCounts};
 pub use device::Device;
 pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use families::Families;

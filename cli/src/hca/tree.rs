@@ -1,6 +1,7 @@
 //! The part of `/sys` that libibverbs, libmlx5 and UCX read, as a separate directory.
 
 use crate::args::Link;
+use barewire_hca::COUNTER_FILES;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -77,7 +78,7 @@ impl Tree {
         let slot = format!("{SLOT}.{number:x}");
         let function = format!("devices/{BRIDGE}/{slot}");
         let device = format!("{function}/infiniband/{name}");
-        // GUIDs, LIDs and GIDs are specific to a process: the preloaded library replaces these
+        // GUIDs, LIDs, GIDs and counters are specific to a process: the preloaded library replaces these
         // files when they are opened, and here they are zero.
         let function_files = [
             ("vendor", "0x15b3"),
@@ -142,7 +143,8 @@ impl Tree {
             ("sm_sl", "0"),
             ("gids/0", NO_GID),
         ];
-        for (file, text) in port_files {
+        let counters = COUNTER_FILES.iter().map(|&(file, _)| (file, "0"));
+        for (file, text) in port_files.into_iter().chain(counters) {
             self.write(&format!("{port}/{file}"), text)?;
         }
         if link == Link::Roce {

@@ -114,3 +114,26 @@ fn a_static_program_gets_a_warning() {
         && ended.stderr.ends_with(" is statically linked: it does not load libbarewire_hca.so\n");
     assert!(ended.status.code() == Some(3) && warned, "{ended:#?}");
 }
+
+/// Each device sends each packet twice: the program reads it in its counters, and the user at its
+/// end.
+#[test]
+fn injected_faults_are_counted() {
+    let Some(program) = compiled("transfer") else { return };
+    let run = |options: &[&str]| {
+        let words = [&["hca", "run", "--devices", "2"], options, &["--", program.path()]].concat();
+        let ended = support::run(&words);
+        assert!(ended.status.success(), "{ended:#?}");
+        ended
+    };
+    let ended = run(&["--explain", "--faults", "duplicate=1"]);
+    assert!(!ended.stdout.starts_with("0 duplicates"), "{ended:#?}");
+    for device in ["mlx5_0", "mlx5_1"] {
+        let start = format!("barewire-hca: {device} handed ");
+        let line = ended.stderr.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
+        let twice = line.split(", ").find_map(|part| part.strip_suffix(" duplicated")).unwrap();
+        assert!(line.contains(": 0 dropped, ") && twice != "0", "{ended:#?}");
+    }
+    let ended = run(&[]);
+    assert!(ended.stdout.starts_with("0 duplicates") && ended.stderr.is_empty(), "{ended:#?}");
+}

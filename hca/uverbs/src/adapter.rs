@@ -4,7 +4,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use barewire_hca::{AbsentPages, Device, PagingError, UarPage, UmemAccess, check_pin};
+use barewire_hca::{
+    AbsentPages, Device, DoorbellWake, PagingError, UarPage, UmemAccess, check_pin,
+};
 use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
@@ -17,6 +19,7 @@ use crate::clock::ClockPage;
 use crate::config::{self, Link, Settings};
 use crate::errno::Errno;
 use crate::event::{Events, Queue};
+use crate::explain;
 use crate::pinned::Pinned;
 use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
@@ -74,6 +77,12 @@ impl Adapter {
         // Threads that start here must not handle the program's signals.
         let blocked = Blocked::all();
         let device = config::open(number, settings).map_err(|error| fail(&error))?;
+        if let DoorbellWake::Polling(why) = device.doorbell_wake() {
+            explain::tell(format_args!(
+                "mlx5_{number} polls for doorbells, which is slower ({why}): containers and \
+                 sandboxes may forbid it"
+            ));
+        }
         let queue = Queue::new(&device)
             .map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
         let clock = ClockPage::new(device.clock());

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::Ipv4Addr;
 
-use barewire_hca::{Config, ConfigError, Device, OpenError};
+use barewire_hca::{Config, ConfigError, Device, FAULTS_VARIABLE, OpenError};
 use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
@@ -51,6 +51,8 @@ pub(crate) struct Settings {
     pub(crate) devx: bool,
     pub(crate) yields: bool,
     pub(crate) memlock: bool,
+    /// Whether the wire has faults.
+    pub(crate) faults: bool,
     pub(crate) ports: u8,
 }
 
@@ -62,6 +64,7 @@ impl Settings {
             devx: text(DEVX_VARIABLE) != "no",
             yields: text(YIELD_VARIABLE) != "no",
             memlock: text(MEMLOCK_VARIABLE) == "yes",
+            faults: !text(FAULTS_VARIABLE).is_empty(),
             ports: text(PORTS_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_PORTS),
             link: if text(LINK_VARIABLE) == "ib" { Link::InfiniBand } else { Link::Roce },
         }

@@ -19,7 +19,8 @@ thread_local! {
     static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-fn is_on() -> bool {
+/// Returns whether calls are explained.
+pub(crate) fn is_on() -> bool {
     static ON: OnceLock<bool> = OnceLock::new();
     *ON.get_or_init(|| std::env::var(EXPLAIN_VARIABLE).is_ok_and(|text| text == "yes"))
 }

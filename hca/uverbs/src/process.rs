@@ -1,7 +1,7 @@
 //! The process's devices, open files and mappings.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +10,7 @@ use crate::adapter::Adapter;
 use crate::config::Settings;
 use crate::context::{Context, Mapping};
 use crate::errno::Errno;
+use crate::explain;
 use crate::rdma_cm::{Channel, Manager};
 
 /// The process state. A forked child gets a new one, because threads, and with them the parent's
@@ -79,6 +80,15 @@ pub(crate) fn may_be_mapped(address: usize) -> bool {
 pub(crate) unsafe extern "C" fn forget_parent_at_fork() {
     INHERITED.store(HIGHEST.load(Ordering::Relaxed), Ordering::Relaxed);
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+extern "C" fn tell_faults_at_exit() {
+    let process = PROCESS.load(Ordering::Acquire);
+    // SAFETY: the pointer comes from a box that is never freed. In a forked child it is null, or of
+    // the child's own state.
+    if let Some(process) = unsafe { process.as_ref() } {
+        process.tell_faults();
+    }
 }
 
 /// Returns the process state.
@@ -157,10 +167,44 @@ impl Process {
 
     /// Returns device `number`, which stays open from then on.
     pub(crate) fn adapter_or_open(&self, number: usize) -> Result<Arc<Adapter>, Errno> {
-        Ok(match self.state().adapters.entry(number) {
+        let mut state = self.state();
+        let is_first = state.adapters.is_empty();
+        let adapter = match state.adapters.entry(number) {
             Entry::Occupied(adapter) => Arc::clone(adapter.get()),
             Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings)?)),
-        })
+        };
+        drop(state);
+        if is_first && self.settings.faults && explain::is_on() {
+            // SAFETY: the function may be called at any time. Without room for it, nothing is
+            // printed.
+            unsafe { libc::atexit(tell_faults_at_exit) };
+        }
+        Ok(adapter)
+    }
+
+    /// Prints how many packets of each device met an injected fault, if calls are explained.
+    fn tell_faults(&self) {
+        // A program may end within a call that holds the lock.
+        let Ok(state) = self.state.try_lock() else { return };
+        let adapters: BTreeMap<_, _> =
+            state.adapters.iter().map(|(&number, adapter)| (number, Arc::clone(adapter))).collect();
+        drop(state);
+        for (number, adapter) in adapters {
+            let it = adapter.device.counters();
+            explain::tell(format_args!(
+                "mlx5_{number} handed {} packets to the wire: {} dropped, {} duplicated, {} \
+                 reordered, {} corrupted, {} delayed; the link flapped {} times, and {} packets were \
+                 lost while it was down",
+                it.packets_sent,
+                it.fault_dropped,
+                it.fault_duplicated,
+                it.fault_reordered,
+                it.fault_corrupted,
+                it.fault_delayed,
+                it.fault_flaps,
+                it.link_dropped,
+            ));
+        }
     }
 
     /// Returns device `number` if it was opened.

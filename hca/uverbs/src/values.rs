@@ -5,6 +5,8 @@ use std::ffi::CStr;
 use std::fmt::Write;
 use std::os::fd::RawFd;
 
+use barewire_hca::COUNTER_FILES;
+
 use crate::adapter::Adapter;
 use crate::errno::Errno;
 use crate::method::{is_up, lid};
@@ -23,6 +25,9 @@ enum Value {
     PhysicalState { port: u8 },
     /// `ports/1/gids/0`
     Gid { port: u8, index: u16 },
+    /// `ports/1/hw_counters/out_of_sequence`; the index in [`COUNTER_FILES`]. Devices count for all
+    /// their ports together.
+    Counter { index: usize },
 }
 
 impl Value {
@@ -40,6 +45,11 @@ impl Value {
             ("ports", Some(port), Some("gids"), Some(index)) => {
                 Self::Gid { port: port.parse().ok()?, index: index.parse().ok()? }
             }
+            ("ports", Some(_), Some("counters" | "hw_counters"), Some(_)) => {
+                let counter = file.splitn(3, '/').nth(2)?;
+                let index = COUNTER_FILES.iter().position(|&(name, _)| name == counter)?;
+                Self::Counter { index }
+            }
             _ => return None,
         };
         Some((device, value))
@@ -56,6 +66,10 @@ impl Value {
             Self::PhysicalState { .. } => "3: Disabled".to_owned(),
             Self::Gid { port, index } => {
                 groups(&adapter.gid(port, index)?.map_or([0; 16], |gid| gid.gid))
+            }
+            Self::Counter { index } => {
+                let (_, count) = COUNTER_FILES.get(index).ok_or(Errno::IO)?;
+                count(&adapter.device.counters()).to_string()
             }
         })
     }

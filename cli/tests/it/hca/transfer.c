@@ -95,6 +95,20 @@ static void *write_all(void *unused)
     return unused;
 }
 
+/* Returns a counter of a port. */
+static unsigned long long counter(struct ibv_device *device, const char *name)
+{
+    unsigned long long value = 0;
+    char path[256];
+    FILE *file;
+
+    snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/1/%s", ibv_get_device_name(device), name);
+    file = fopen(path, "r");
+    check(file != NULL && fscanf(file, "%llu", &value) == 1, path);
+    fclose(file);
+    return value;
+}
+
 int main(int count, char **arguments)
 {
     struct ibv_device **devices = ibv_get_device_list(&count);
@@ -108,6 +122,9 @@ int main(int count, char **arguments)
     check(pthread_create(&thread, NULL, write_all, NULL) == 0, "pthread_create");
     pthread_join(thread, NULL);
     check(ends[1].bytes[BYTES - 1] == 'x', "the bytes");
+    check(counter(devices[0], "counters/port_xmit_packets") >= WRITES, "the packets sent");
+    check(counter(devices[count - 1], "counters/port_rcv_packets") >= WRITES, "the packets received");
+    printf("%llu duplicates\n", counter(devices[count - 1], "hw_counters/duplicate_request"));
     close_end(&ends[1]);
     close_end(&ends[0]);
     ibv_free_device_list(devices);

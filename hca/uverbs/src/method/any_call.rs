@@ -159,6 +159,7 @@ fn adapter() -> &'static (Arc<Adapter>, u32) {
     static ADAPTER: OnceLock<(Arc<Adapter>, u32)> = OnceLock::new();
     ADAPTER.get_or_init(|| {
         let settings = Settings {
+            faults: false,
             devices: 1,
             link: Link::Roce,
             devx: true,
