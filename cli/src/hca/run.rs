@@ -5,6 +5,7 @@ use crate::args::HcaRunArgs;
 use crate::error::{Error, local};
 use crate::preload::{self, Library};
 use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
 
 const LIBRARY: Library = Library {
@@ -29,6 +30,24 @@ fn sanitized() -> OsString {
     options
 }
 
+/// Options of valgrind.
+const VALGRIND_VARIABLE: &str = "VALGRIND_OPTS";
+
+/// Returns the options of valgrind for the program and its children; `None` if the path is one that
+/// valgrind would divide.
+fn suppressed(tree: &Tree) -> io::Result<Option<OsString>> {
+    let file = tree.suppressions()?;
+    let Some(file) = file.to_str().filter(|file| !file.contains(char::is_whitespace)) else {
+        return Ok(None);
+    };
+    let mut options = OsString::from(format!("--suppressions={file}"));
+    if let Some(own) = std::env::var_os(VALGRIND_VARIABLE).filter(|own| !own.is_empty()) {
+        options.push(" ");
+        options.push(own);
+    }
+    Ok(Some(options))
+}
+
 /// Runs the program with the library preloaded. Returns its exit code, or 128 plus the number of
 /// the signal that ended it.
 pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
@@ -38,8 +57,12 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     }
     let mut command = preload::command(&LIBRARY, &args.program)?;
     // Dropped after the program has ended: only this process removes the tree.
+    let failed = |error: io::Error| local("cannot make the devices' part of /sys", &error);
     let tree = Tree::new(args.devices, args.ports, args.link(), &args.required.0.partition_keys)
-        .map_err(|error| local("cannot make the devices' part of /sys", &error))?;
+        .map_err(failed)?;
+    if let Some(options) = suppressed(&tree).map_err(failed)? {
+        command.env(VALGRIND_VARIABLE, options);
+    }
     command
         .env("SYSFS_PATH", tree.root())
         .env("BAREWIRE_HCA_DEVICES", args.devices.to_string())

@@ -20,6 +20,26 @@ const STAND_IN: &str = "1:3";
 const NO_GUID: &str = "0000:0000:0000:0000";
 const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
+/// What valgrind is not to report. Memory of the library lives as long as its devices, to the end of
+/// the process, and some of it is referred to by addresses within it: of the tables of `HashMap`, of
+/// `Arc`s, and by the C library of its threads' memory. valgrind cannot know whether such memory is
+/// lost ("possibly lost"). Memory without any reference is reported.
+const SUPPRESSIONS: &str = "\
+{
+   barewire_hca_possibly_lost
+   Memcheck:Leak
+   match-leak-kinds: possible
+   ...
+   obj:*/libbarewire_hca.so
+}
+{
+   barewire_hca_installed_possibly_lost
+   Memcheck:Leak
+   match-leak-kinds: possible
+   ...
+   obj:*/barewire-hca-preload
+}";
+
 /// A directory that replaces `/sys`. Removed on drop.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -52,6 +72,12 @@ impl Tree {
             tree.device(number, ports, link, partition_keys)?;
         }
         Ok(tree)
+    }
+
+    /// Writes the suppressions for valgrind, and returns their path.
+    pub(super) fn suppressions(&self) -> io::Result<PathBuf> {
+        self.write("valgrind.supp", SUPPRESSIONS)?;
+        Ok(self.root.join("valgrind.supp"))
     }
 
     /// Path of the directory.

@@ -68,7 +68,10 @@ fn valgrind_reports_nothing() {
     }
     let Some(program) = transfer(&[]) else { return };
     let valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full"];
-    let kinds = ["--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
-    let ended = run(&[&valgrind[..], &kinds, &[program.path()]].concat(), &[]);
+    let ended = run(&[&valgrind[..], &[program.path()]].concat(), &[]);
     assert!(ended.status.success(), "{ended:#?}");
+    // Options of the user are kept.
+    let own = [("VALGRIND_OPTS", "--error-exitcode=7 --errors-for-leak-kinds=reachable")];
+    let ended = run(&["valgrind", "--quiet", "--leak-check=full", program.path()], &own);
+    assert_eq!(ended.status.code(), Some(7), "{ended:#?}");
 }

@@ -28,22 +28,30 @@ pub(crate) struct Queue {
     number: u32,
     channel: Arc<EventChannel>,
     /// Lives as long as the process, because the device writes here until the end.
-    ring: &'static [AtomicU8],
+    ring: &'static [Entry],
 }
+
+/// An entry, aligned so that the ring begins where its memory does: valgrind reports memory to which
+/// only addresses within it refer.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Entry([AtomicU8; EQE_BYTES]);
+
+const _: () = assert!(size_of::<Entry>() == EQE_BYTES);
 
 impl Queue {
     /// Creates a device's event queue, for every kind of event.
     pub(crate) fn new(device: &Device) -> Result<Self, Errno> {
-        let ring: &'static [AtomicU8] =
-            Vec::leak((0..(ENTRIES + 1) * EQE_BYTES).map(|_| AtomicU8::new(0)).collect());
-        let skip = ring.as_ptr().align_offset(EQE_BYTES);
-        let ring = &ring[skip..skip + ENTRIES * EQE_BYTES];
-        for entry in 0..ENTRIES {
-            ring[entry * EQE_BYTES + OWNER_OFFSET].store(INITIAL_OWNER, Ordering::Relaxed);
+        let entry = || Entry(std::array::from_fn(|_| AtomicU8::new(0)));
+        let ring: &'static [Entry] =
+            Vec::leak(std::iter::repeat_with(entry).take(ENTRIES).collect());
+        for Entry(bytes) in ring {
+            bytes[OWNER_OFFSET].store(INITIAL_OWNER, Ordering::Relaxed);
         }
         let start = NonNull::from(ring).cast::<u8>();
         // SAFETY: the memory is never freed, consists of atomics, and is read by atomic loads only.
-        let umem = unsafe { device.register_umem(start, ring.len(), UmemAccess::LOCAL_WRITE) }?;
+        let umem =
+            unsafe { device.register_umem(start, size_of_val(ring), UmemAccess::LOCAL_WRITE) }?;
         let uar =
             command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
         let answer = command::<CreateEqIn>(device, |create| {
@@ -103,8 +111,7 @@ impl Queue {
 
     /// Returns entry `consumer`, or `None` if the device has not written it.
     fn entry(&self, consumer: u32) -> Option<Eqe> {
-        let at = (consumer as usize & (ENTRIES - 1)) * EQE_BYTES;
-        let entry = &self.ring[at..at + EQE_BYTES];
+        let Entry(entry) = &self.ring[consumer as usize & (ENTRIES - 1)];
         let lap = (consumer >> LOG_ENTRIES) as u8 & OWNER;
         if entry[OWNER_OFFSET].load(Ordering::Acquire) & OWNER != lap {
             return None;
