@@ -111,9 +111,7 @@ Examples:
 pub(crate) struct DemoArgs {
     /// The file to send [default: this program]
     pub(crate) file: Option<PathBuf>,
-    /// Faults of the software wire: drop, duplicate, reorder and corrupt, and a seed, e.g.
-    /// drop=0.01,corrupt=0.01,seed=7
-    #[arg(long, value_name = "SPEC", value_parser = faults)]
+    #[arg(long, value_name = "SPEC", value_parser = faults, help = faults_help())]
     pub(crate) faults: Option<String>,
     /// Use this device only [default: the first device of every transport]
     #[arg(short = 'd', long)]
@@ -400,15 +398,14 @@ pub(crate) struct HcaRunArgs {
     #[arg(long)]
     pub(crate) memlock: bool,
     /// Print a line on standard error for each call of libibverbs or librdmacm that is refused: the
-    /// argument, the reason and the error number
+    /// argument, the reason and the error number; at exit, with --faults, how many packets each
+    /// device sent and how many met each fault; and why devices poll for doorbells, if they do
     #[arg(long)]
     pub(crate) explain: bool,
     /// What the devices require of their driver
     #[command(flatten)]
     pub(crate) required: Required,
-    /// Faults of the wire: drop, duplicate, reorder and corrupt, and a seed, e.g.
-    /// drop=0.01,corrupt=0.01,seed=7
-    #[arg(long, value_name = "SPEC", value_parser = faults)]
+    #[arg(long, value_name = "SPEC", value_parser = faults, help = faults_help())]
     pub(crate) faults: Option<String>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -527,6 +524,15 @@ fn scaled(text: &str, step: u64) -> Result<u64, String> {
     let number: u64 =
         digits.parse().map_err(|_| "expected a number, e.g. 8, 64K or 1M".to_owned())?;
     number.checked_mul(step.pow(power)).ok_or_else(|| "the number is too large".to_owned())
+}
+
+fn faults_help() -> String {
+    format!(
+        "Faults of the packets that the software devices send, e.g. drop=0.01,corrupt=0.01,seed=7: \
+         {}. A packet that is sent takes the link down with the probability flap, for flap_us: \
+         packets in either direction are then lost",
+        barewire_hca::Faults::NAMES
+    )
 }
 
 fn faults(text: &str) -> Result<String, String> {

@@ -13,10 +13,7 @@ pub enum FaultsError {
     #[error("'{0}' is not of the form name=value")]
     Form(String),
     /// An unknown name.
-    #[error(
-        "'{0}' is no fault: use drop, duplicate, reorder, corrupt, delay, flap, delay_us, flap_us, slow_dma_us, \
-         cq_overrun_after, fatal_after or seed"
-    )]
+    #[error("'{0}' is no fault: use {names}", names = Faults::NAMES)]
     Name(String),
     /// The probability is not valid.
     #[error("{name}={value}: a probability is a number from 0 to 1")]
@@ -42,6 +39,13 @@ pub enum FaultsError {
         /// The given text.
         value: String,
     },
+}
+
+impl Faults {
+    /// The names that the text may have.
+    pub const NAMES: &str = "drop, duplicate, reorder, corrupt, delay, flap (probabilities), \
+        delay_us, flap_us, slow_dma_us (microseconds), cq_overrun_after, fatal_after (completions) \
+        or seed";
 }
 
 impl FromStr for Faults {
