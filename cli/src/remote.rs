@@ -161,6 +161,12 @@ pub(crate) fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> 
 /// several names of one host, separated by commas. Without a key only this machine can be reached.
 fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
     let Some(key) = transports::key()? else {
+        if host.parse::<barewire::TransportId>().is_ok() {
+            return Err(Error::Usage(format!(
+                "{host} is a transport, not a host: use -x {host}, or --key-file if there is such a \
+                 host"
+            )));
+        }
         if !is_here(host) {
             return Err(Error::Usage(format!("to reach {host}: {HOW_TO_MAKE_A_KEY}")));
         }
