@@ -112,7 +112,13 @@ fn perftest_connects_by_rdma_cm() {
     if !installed("ib_write_bw", "perftest") {
         return;
     }
-    for test in ["ib_write_bw -n 20 -s 4096", "ib_send_lat -n 20", "ib_send_bw -c UD -n 20 -s 64"] {
+    for test in [
+        "ib_write_bw -n 20 -s 4096",
+        "ib_send_lat -n 20",
+        "ib_send_bw -c UD -n 20 -s 64",
+        // Its server ends without disconnecting, and the client waits for the end.
+        "ib_atomic_lat -n 20",
+    ] {
         let server = format!("{test} -R -p PORT");
         succeeds(&server, &format!("{server} 127.0.0.1"));
     }
