@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -40,11 +41,12 @@ pub(super) fn run(
     }
     let named: Vec<_> =
         budget::all().filter(|budget| row.is_none_or(|row| is_named(budget, row))).collect();
-    let levels = Level::ALL.into_iter().filter(|level| named.iter().any(|one| one.level == *level));
-    let levels: Vec<&str> = levels.map(Level::name).collect();
-    let count = |levels: &[&str]| {
+    let benches = |level: Level| named.iter().filter(|one| one.level == level).count();
+    let mut levels: Vec<_> = Level::ALL.map(|level| (benches(level), level.name())).into();
+    levels.retain(|(benches, _)| *benches > 0);
+    let count = |level: &str| {
         let arguments = ["--no-fail-fast", "--", "--save-summary=json", "--nosummary"];
-        let bench = build::cargo_bench_of(levels, &arguments, cpu)
+        let bench = build::cargo_bench_of(&[level], &arguments, cpu)
             .environment("IAI_CALLGRIND_RUNNER", runner)
             .environment("IAI_CALLGRIND_HOME", &home.to_string_lossy());
         println!("{bench}");
@@ -55,12 +57,25 @@ pub(super) fn run(
         }
         ran
     };
-    // A count does not depend on what else the machine does.
-    let (first, second) = levels.split_at(levels.len() / 2);
+    // A count does not depend on what else the machine does. Each processor takes the binary with
+    // most benches of those that are left.
+    levels.sort_unstable();
+    let left = Mutex::new(levels);
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || {
+        let mut ran = Ok(());
+        while let Some((_, level)) = next() {
+            ran = ran.and(count(level));
+        }
+        ran
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from);
     let ran = thread::scope(|scope| {
-        let other = scope.spawn(|| if first.is_empty() { Ok(()) } else { count(first) });
-        let ran = count(second);
-        other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(ran)
+        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, Result<(), Failure>>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).fold(Ok(()), Result::and)
     });
     if matches!(ran, Err(Failure::Interrupted(_) | Failure::Deadline(_) | Failure::Start { .. })) {
         return Ok((ran, Vec::new()));

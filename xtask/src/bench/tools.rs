@@ -95,7 +95,8 @@ fn fetch(root: &Path, version: &str) -> Result<(), Failure> {
     let (root, version) = (root.to_string_lossy(), format!("={version}"));
     // It starts valgrind and reads its output: optimisation would take longer than it saves.
     let install = Invocation::cargo(&["install", "--debug", "--locked", "--version", &version])
-        .with(&["--root", &root, RUNNER]);
+        .with(&["--root", &root, RUNNER])
+        .environment("CARGO_PROFILE_DEV_DEBUG", "0");
     println!("{install}");
     process::run(&install, BUILD, Output::Inherit)
 }
