@@ -131,10 +131,13 @@ fn documentation(_: &Setting) -> Result<Outcome, Failure> {
 }
 
 fn models(_: &Setting) -> Result<Outcome, Failure> {
-    // With its own target folder, since everything is built differently.
+    // With its own target folder, since everything is built differently. The models need no device,
+    // and little optimisation.
     let models = Invocation::cargo(&["test", "-p", "barewire-shm", "-p", "barewire-mlx5"])
-        .with(&["--release", "--lib", "models"])
+        .with(&["--no-default-features", "--release", "--lib", "models"])
         .environment("RUSTFLAGS", "--cfg loom")
+        .environment("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+        .environment("CARGO_PROFILE_RELEASE_DEBUG", "0")
         .environment("CARGO_TARGET_DIR", "target/loom");
     tests_of(&models, 15)
 }
