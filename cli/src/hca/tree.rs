@@ -23,7 +23,9 @@ const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 /// What valgrind is not to report. Memory of the library lives as long as its devices, to the end of
 /// the process, and some of it is referred to by addresses within it: of the tables of `HashMap`, of
 /// `Arc`s, and by the C library of its threads' memory. valgrind cannot know whether such memory is
-/// lost ("possibly lost"). Memory without any reference is reported.
+/// lost ("possibly lost"). The same holds for the devices that libibverbs and librdmacm
+/// keep. Memory without any
+/// reference is reported.
 const SUPPRESSIONS: &str = "\
 {
    barewire_hca_possibly_lost
@@ -38,6 +40,20 @@ const SUPPRESSIONS: &str = "\
    match-leak-kinds: possible
    ...
    obj:*/barewire-hca-preload
+}
+{
+   libibverbs_list_of_devices
+   Memcheck:Leak
+   match-leak-kinds: possible
+   ...
+   fun:ibv_get_device_list
+}
+{
+   librdmacm_devices
+   Memcheck:Leak
+   match-leak-kinds: possible
+   ...
+   obj:*/librdmacm.so.*
 }";
 
 /// A directory that replaces `/sys`. Removed on drop.

@@ -263,3 +263,26 @@ fn a_program_that_cannot_start_has_the_codes_of_a_shell() {
         assert!(ended.stderr.contains(program), "{ended:#?}");
     }
 }
+
+#[test]
+fn a_transport_in_place_of_a_host_is_explained() {
+    let ended = run(&["perf", "shm", "-t", "tag_bw"]);
+    assert!(ended.failed().starts_with("shm is a transport, not a host: use -x shm"), "{ended:#?}");
+}
+
+/// The help, and the error of a wrong name, have the same list.
+#[test]
+fn the_help_lists_every_fault() {
+    let list = words_of(&run(&["hca", "run", "--faults", "gremlins=1", "--", "true"]).stderr);
+    let list = list.split_once("use ").unwrap().1;
+    assert!(list.starts_with("drop, ") && list.contains("fatal_after"), "{list}");
+    for command in [&["hca", "run", "--help"][..], &["demo", "--help"]] {
+        let help = words_of(&run(command).stdout);
+        assert!(help.contains(list), "{help}");
+    }
+}
+
+/// Returns a text on one line, with one space between words.
+fn words_of(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
