@@ -20,12 +20,11 @@ const STAND_IN: &str = "1:3";
 const NO_GUID: &str = "0000:0000:0000:0000";
 const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
-/// What valgrind is not to report. Memory of the library lives as long as its devices, to the end of
-/// the process, and some of it is referred to by addresses within it: of the tables of `HashMap`, of
-/// `Arc`s, and by the C library of its threads' memory. valgrind cannot know whether such memory is
-/// lost ("possibly lost"). The same holds for the devices that libibverbs and librdmacm
-/// keep. Memory without any
-/// reference is reported.
+/// What valgrind is not to report. Memory of the library lives as long as its devices, to the end
+/// of the process, and some of it is referred to by addresses within it: of the tables of `HashMap`,
+/// of `Arc`s, and by the C library of its threads' memory. valgrind cannot know whether such memory
+/// is lost ("possibly lost"). The same holds for the devices that libibverbs and librdmacm keep.
+/// Memory without any reference is reported.
 const SUPPRESSIONS: &str = "\
 {
    barewire_hca_possibly_lost
@@ -120,8 +119,8 @@ impl Tree {
         let slot = format!("{SLOT}.{number:x}");
         let function = format!("devices/{BRIDGE}/{slot}");
         let device = format!("{function}/infiniband/{name}");
-        // GUIDs, LIDs, GIDs and counters are specific to a process: the preloaded library replaces these
-        // files when they are opened, and here they are zero.
+        // GUIDs, LIDs, GIDs and counters are specific to a process: the preloaded library replaces
+        // these files when they are opened, and here they are zero.
         let function_files = [
             ("vendor", "0x15b3"),
             ("device", "0x1021"),
