@@ -108,7 +108,7 @@ impl Cause {
             Self::RemoteOperation => "check the peer's own errors",
             Self::PeerUnreachable => {
                 "check that the peer process is alive and, over a network, that its address is \
-                 reachable; an RDMA device reports this when its retries are used up"
+                 reachable"
             }
             Self::ReceiverNotReady => {
                 "check that the peer calls progress and releases kept messages"
@@ -204,6 +204,10 @@ pub struct EndpointError {
 }
 
 impl EndpointError {
+    fn is_local(&self) -> bool {
+        matches!(self.transport, TransportId::Shm | TransportId::Cma | TransportId::Self_)
+    }
+
     /// Returns what users of adapters found behind the device's codes, and in brackets where, if
     /// anything.
     #[cfg(feature = "mlx5")]
@@ -224,15 +228,15 @@ impl EndpointError {
 
 impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let preposition = if self.operation == Operation::Receive { "from" } else { "to" };
-        write!(
-            f,
-            "{}: {} {preposition} {} failed: {}",
-            self.transport,
-            self.operation,
-            self.peer,
-            OperationError { cause: self.cause, syndrome: self.syndrome }
-        )?;
+        let Self { transport, operation, peer, .. } = self;
+        let error = OperationError { cause: self.cause, syndrome: self.syndrome };
+        // Within a host, the peer's process has ended, and its name says so.
+        if self.cause == Cause::PeerUnreachable && self.is_local() {
+            write!(f, "{transport}: {peer}: {error}")?;
+            return self.detail.as_ref().map_or(Ok(()), |detail| write!(f, "; {detail}"));
+        }
+        let preposition = if *operation == Operation::Receive { "from" } else { "to" };
+        write!(f, "{transport}: {operation} {preposition} {peer} failed: {error}")?;
         let known = self.known_cause();
         if let Some(cause) = known {
             write!(f, "; {cause}")?;
@@ -240,6 +244,9 @@ impl fmt::Display for EndpointError {
         // The known cause of a local protection error is often not the registration.
         if self.cause != Cause::LocalAccess || known.is_none() {
             write!(f, "; {}", self.cause.hint())?;
+        }
+        if self.cause == Cause::PeerUnreachable && self.transport != TransportId::Tcp {
+            f.write_str("; an RDMA device reports this when its retries are used up")?;
         }
         self.detail.as_ref().map_or(Ok(()), |detail| write!(f, "; {detail}"))
     }
