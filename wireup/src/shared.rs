@@ -1,9 +1,9 @@
 //! Memory of the ranks of a parallel program that every rank reads, writes and adds to.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use barewire::{
     Access, AtomicOp, Attributes, Domain, Endpoint, FetchResult, Flags, FlushMode, Memory,
@@ -17,6 +17,10 @@ use crate::node::Node;
 use crate::peers::Peers;
 use crate::plan::Kind;
 use crate::windows::WindowError;
+
+/// How often an operation examines the connections. Over shared memory an operation never waits, so
+/// without this it would not notice that the process of the other rank has ended.
+const EXAMINE: Duration = Duration::from_millis(1);
 
 /// Why an operation on memory of a rank failed.
 #[derive(Debug, Error)]
@@ -54,9 +58,14 @@ pub enum AccessError {
 }
 
 /// Memory of the ranks, as [`Peers::share`] opens it.
+///
+/// An operation on memory of a rank whose process has ended fails: over `shm` and `tcp` if it begins
+/// 1 ms after that end or later, over RDMA when the device's retries are used up.
 #[derive(Debug)]
 pub struct Shared {
     rank: u32,
+    /// When the connections were examined last.
+    examined: Cell<Instant>,
     own: Option<Own>,
     /// By rank; `None` for those without memory, and for this one unless a link leads to it.
     others: Vec<Option<Other>>,
@@ -180,7 +189,7 @@ impl Peers {
             let (put, get) = (put.max(1), get.max(1));
             others.push(Some(Other { _link: link, endpoint, region, put, get }));
         }
-        Ok(Shared { rank, own, others })
+        Ok(Shared { rank, examined: Cell::new(Instant::now()), own, others })
     }
 
     /// Allocates the memory of this rank where all links reach it.
@@ -274,6 +283,16 @@ impl Shared {
         self.own.as_ref().filter(|_| rank == self.rank)
     }
 
+    /// Returns the memory of another rank, for an operation.
+    fn reach(&self, node: &mut Node, rank: u32) -> Option<&Other> {
+        let other = self.other(rank)?;
+        if self.examined.get().elapsed() >= EXAMINE {
+            node.progress_with_connections();
+            self.examined.set(Instant::now());
+        }
+        Some(other)
+    }
+
     /// Writes to the memory of a rank. Returns when the bytes are there.
     ///
     /// # Errors
@@ -285,7 +304,7 @@ impl Shared {
         offset: usize,
         bytes: &[u8],
     ) -> Result<(), SharedError> {
-        let result = match (self.own_of(rank), self.other(rank)) {
+        let result = match (self.own_of(rank), self.reach(node, rank)) {
             (Some(own), _) => own.memory.write(offset, bytes).map_err(AccessError::from),
             (None, Some(other)) => other.put(node, offset, bytes),
             (None, None) => Err(AccessError::None),
@@ -304,7 +323,7 @@ impl Shared {
         offset: usize,
         target: &mut [u8],
     ) -> Result<(), SharedError> {
-        let result = match (self.own_of(rank), self.other(rank)) {
+        let result = match (self.own_of(rank), self.reach(node, rank)) {
             (Some(own), _) => own.memory.read(offset, target).map_err(AccessError::from),
             (None, Some(other)) => other.get(node, offset, target),
             (None, None) => Err(AccessError::None),
@@ -324,7 +343,7 @@ impl Shared {
         offset: usize,
         operand: u64,
     ) -> Result<u64, SharedError> {
-        let result = match (self.own_of(rank), self.other(rank)) {
+        let result = match (self.own_of(rank), self.reach(node, rank)) {
             (Some(own), _) if !own.by_device => {
                 let word = own.memory.word(offset).map_err(AccessError::from);
                 word.map(|word| word.fetch_add(operand, Ordering::AcqRel))

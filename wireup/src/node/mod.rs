@@ -404,6 +404,17 @@ impl Node {
         events
     }
 
+    /// As [`progress`](Self::progress), in which each interface also examines its connections, so
+    /// that the end of a peer's process is noticed; otherwise it does that every few hundred calls.
+    #[cfg(feature = "bootstrap")]
+    pub(crate) fn progress_with_connections(&mut self) -> usize {
+        for one in &self.shared.interfaces {
+            // What has no descriptor examines its connections in each progress.
+            let _ = one.interface.arm();
+        }
+        self.progress()
+    }
+
     /// What is not done in each progress.
     #[cold]
     fn attend(&mut self, received: usize) -> usize {

@@ -1,9 +1,17 @@
 //! Memory of ranks that every rank reads, writes and adds to.
 
-use barewire_wireup::shared::AccessError;
-use barewire_wireup::windows::WindowError;
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
-use crate::support::{DEADLINE, jobs};
+use barewire_bootstrap::Directory;
+use barewire_wireup::shared::{AccessError, Shared, SharedError};
+use barewire_wireup::windows::WindowError;
+use barewire_wireup::{Node, Peers};
+
+use crate::support::{DEADLINE, jobs, rules};
 
 const SETS: [&[&str]; 4] = [&["shm", "self"], &["tcp/lo"], &["soft0:1"], &["shm"]];
 
@@ -113,4 +121,75 @@ fn a_transport_without_atomics_is_named() {
             "{error:?}"
         );
     });
+}
+
+const NAMES: &str = "BAREWIRE_TEST_OWNER_NAMES";
+const FOLDER: &str = "BAREWIRE_TEST_OWNER_FOLDER";
+
+/// Opens memory of rank 0 of two.
+fn open(names: &[&str], folder: &Path, rank: u32) -> (Node, Directory, Shared) {
+    let mut job = Directory::open(folder, rank, 2).unwrap();
+    let mut node = Node::open(&rules(names)).unwrap();
+    let peers = Peers::exchange(&mut node, &mut job, DEADLINE).unwrap();
+    let length = if rank == 0 { 64 } else { 0 };
+    let shared = peers.share(&mut node, &mut job, "memory", length, DEADLINE).unwrap();
+    (node, job, shared)
+}
+
+/// The process that owns the memory, until it is killed; nothing otherwise.
+#[test]
+fn the_owner() {
+    let (Ok(names), Some(folder)) = (std::env::var(NAMES), std::env::var_os(FOLDER)) else {
+        return;
+    };
+    // The parent's death closes the pipe.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(0);
+    });
+    let names: Vec<&str> = names.split(' ').collect();
+    let (mut node, _job, _shared) = open(&names, folder.as_ref(), 0);
+    loop {
+        node.progress();
+    }
+}
+
+/// Also if each operation is done after a pause, and the program makes no progress itself.
+#[test]
+fn an_operation_on_memory_of_a_dead_process_fails_soon() {
+    type Operate = fn(&Shared, &mut Node) -> Result<(), SharedError>;
+    let operations: [Operate; 3] = [
+        |shared, node| shared.fetch_add(node, 0, 0, 1).map(drop),
+        |shared, node| shared.put(node, 0, 8, &[7; 8]),
+        |shared, node| shared.get(node, 0, 8, &mut [0; 8]),
+    ];
+    let sets: [&[&str]; 3] = [&["shm", "cma", "tcp/lo"], &["tcp/lo"], &["soft0:1"]];
+    for (set, names) in sets.into_iter().enumerate() {
+        for (number, operate) in operations.into_iter().enumerate() {
+            let name = format!("barewire-owner-{}-{set}-{number}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            let mut owner = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "shared::the_owner", "--nocapture"])
+                .env(NAMES, names.join(" "))
+                .env(FOLDER, &folder)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let (mut node, _job, shared) = open(names, &folder, 1);
+            for _ in 0..100 {
+                operate(&shared, &mut node).unwrap();
+            }
+            owner.kill().unwrap();
+            owner.wait().unwrap();
+            let pause = || sleep(Duration::from_millis(2)); // longer than between two examinations
+            let calls = (0..100).find(|_| {
+                pause();
+                operate(&shared, &mut node).is_err()
+            });
+            assert!(calls.is_some_and(|calls| calls <= 3), "{names:?}, {number}: {calls:?} calls");
+            operate(&shared, &mut node).unwrap_err();
+            std::fs::remove_dir_all(&folder).unwrap();
+        }
+    }
 }
