@@ -4,6 +4,8 @@
 //! `barewire run -n 4 -- target/debug/examples/halo_exchange`, or by `mpirun -n 4`, `srun -n 4`
 
 use barewire::Report;
+use barewire_wireup::collective::Collectives;
+use barewire_wireup::tag::{Limits, Tags};
 use barewire_wireup::{Neighbour, Node, Peers, Rules, Window};
 use std::{sync::atomic::Ordering::Acquire, time::Duration};
 
@@ -57,6 +59,9 @@ fn main() -> Result<(), Report> {
         Neighbour::new((rank + size - 1) % size, "above", "below"),
     ];
     let windows = peers.windows(&mut node, &mut *job, &neighbours, FLAGS + 16, TIMEOUT)?;
+    let tags = Tags::over(&mut node, Limits::default())?;
+    let mut all = Collectives::new(&peers, &tags, 0);
+    all.barrier(&mut node)?; // From here on, reports of failures reach the neighbours.
     let [below, above] = &windows[..] else { unreachable!("a window for each neighbour") };
 
     let row = |y| (0..COLUMNS).map(|x| ((x * 31 + y * 17) % 101) as f64).collect::<Vec<_>>();
@@ -66,8 +71,13 @@ fn main() -> Result<(), Report> {
     for number in 1..=STEPS {
         send(&mut node, above, number, &mine[0])?;
         send(&mut node, below, number, &mine[ROWS - 1])?;
-        let top = receive(&mut node, above, number)?;
-        mine = step(&mine, &top, &receive(&mut node, below, number)?);
+        let mut rows = Vec::new();
+        for (window, rank) in [(above, (rank + size - 1) % size), (below, (rank + 1) % size)] {
+            // All ranks end with an error that names the rank that has failed first.
+            let row = receive(&mut node, window, number);
+            rows.push(row.or_else(|_| Err(all.report(&mut node, rank)))?);
+        }
+        mine = step(&mine, &rows[0], &rows[1]);
         whole = step(&whole, &whole[whole.len() - 1], &whole[0]); // to compare with
     }
     peers.fence(&mut node, &mut *job, TIMEOUT)?; // Others may write into the windows until then.

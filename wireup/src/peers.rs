@@ -187,10 +187,11 @@ impl Peers {
         connected.filter_map(|link| self.rank_of(link.peer())).collect()
     }
 
-    /// A rank whose link has failed.
+    /// The rank whose link has failed first.
     pub(crate) fn failed(&self) -> Option<u32> {
         let links = self.links.borrow();
-        let link = links.values().find(|link| link.error().is_some())?;
-        self.rank_of(link.peer())
+        let failed = links.values().filter(|link| matches!(link.state(), crate::State::Failed(_)));
+        let first = failed.min_by_key(|link| link.0.ending.get())?;
+        self.rank_of(first.peer())
     }
 }

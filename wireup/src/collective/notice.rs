@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use barewire::{FlushMode, PostError, Posted};
+use barewire::{Cause, FlushMode, PostError, Posted};
 
 use super::{CollectiveError, Collectives, NOTICE};
 use crate::link::Link;
@@ -14,34 +14,66 @@ use crate::tag::{Buffer, FULL_MASK, Mode, Request, TagError};
 const NOTIFY: Duration = Duration::from_millis(200);
 
 impl Collectives<'_> {
-    /// After an error, finds out which rank has failed first, and tells the ranks with links to
-    /// this one.
+    /// Ends all operations because `rank` has failed outside of them, in [`Link::until`] for example.
+    /// Tells the other ranks, as an operation that fails does, and returns its error, which names
+    /// the rank that has failed first: `rank`, or the one on whose account `rank` has ended.
+    ///
+    /// This reaches the ranks with which this one has exchanged messages of operations: call
+    /// [`barrier`](Self::barrier) once at the start.
+    ///
+    /// ```
+    /// # use barewire_wireup::collective::{CollectiveError, Collectives};
+    /// # use barewire_wireup::{Node, Window};
+    /// use std::{sync::atomic::Ordering::Acquire, time::Duration};
+    ///
+    /// fn receive(
+    ///     node: &mut Node,
+    ///     all: &Collectives<'_>,
+    ///     (from, rank): (&Window, u32),
+    /// ) -> Result<(), CollectiveError> {
+    ///     let flag = from.memory.word(0)?;
+    ///     let received = from.link.until(node, Duration::from_secs(30), || flag.load(Acquire) == 1);
+    ///     received.map_err(|_| all.report(node, rank))
+    /// }
+    /// ```
+    #[must_use = "the error names the rank that has failed"]
+    pub fn report(&self, node: &mut Node, rank: u32) -> CollectiveError {
+        let source = TagError::LinkFailed(Cause::Disconnected);
+        self.explain(node, CollectiveError::Message { rank, source })
+    }
+
+    /// Explains the error of an operation.
     pub(super) fn conclude(
         &self,
         node: &mut Node,
         result: Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        use CollectiveError::{Ended, Message, TimedOut};
-        let Err(mut error) = result else { return Ok(()) };
-        if matches!(error, CollectiveError::Link { .. } | Message { .. } | TimedOut { .. })
+        result.map_err(|error| self.explain(node, error))
+    }
+
+    /// Finds out which rank has failed first, and tells the ranks with links to this one.
+    fn explain(&self, node: &mut Node, mut error: CollectiveError) -> CollectiveError {
+        use CollectiveError::{Ended, Link, Message, TimedOut};
+        use TagError::{Closed, LinkFailed};
+        if matches!(error, Link { .. } | Message { .. } | TimedOut { .. })
             && let Some(notice) = self.notice()
         {
             // What a rank said before it ended has arrived before the end of its link was noticed.
             error = notice;
-        } else if let Message { rank: by, source: TagError::Closed } = error
-            && let Some(rank) = self.peers.failed()
+        } else if let Message { rank: by, source: Closed | LinkFailed(_) } = error
+            && let Some(rank) = self.peers.failed().filter(|rank| *rank != by)
         {
-            // A rank that closes its link may do so because of another, whose link has failed.
+            // A rank that ends may do so because of another, whose link has failed before.
             error = Ended { rank, by };
         }
-        if let CollectiveError::Link { rank, .. }
+        if let Link { rank, .. }
         | Message { rank, .. }
         | TimedOut { rank, .. }
         | Ended { rank, .. } = error
         {
             self.notify(node, rank);
         }
-        Err(error)
+        error
     }
 
     /// Tells the ranks with links to this one that a rank has failed.

@@ -87,7 +87,7 @@ pub enum LinkError {
         cause: Cause,
     },
     /// A lane failed.
-    #[error("link to {peer}: lane {lane} ({kinds}) failed: {error}")]
+    #[error("link to {peer}: {error}")]
     Lane {
         /// The peer's node.
         peer: PeerName,
@@ -220,6 +220,8 @@ pub(crate) struct Inner {
     pub(crate) ticket: Cell<u64>,
     /// The peer's rank.
     pub(crate) rank: Cell<Option<u32>>,
+    /// The how many-th link of the node to end; 0 before.
+    pub(crate) ending: Cell<u64>,
     node: Weak<dyn Owner>,
 }
 
@@ -238,6 +240,7 @@ impl Inner {
             names: Cell::default(),
             ticket: Cell::default(),
             rank: Cell::default(),
+            ending: Cell::default(),
             node,
         }
     }

@@ -58,6 +58,9 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// `done` is tested first: with a condition that the end of the link fulfils, such as
+    /// `state() != Connected`, a link that has failed gives `Ok`.
+    ///
     /// # Errors
     /// [`LinkWaitError`], if `done` returns false.
     pub fn until(

@@ -327,6 +327,7 @@ impl Shared {
         let Some(inner) = self.links.borrow_mut().remove(&id) else { return };
         inner.state.set(state);
         self.endings.set(self.endings.get() + 1);
+        inner.ending.set(self.endings.get());
         if let State::Failed(cause) = state {
             let peer = inner.name();
             let known = self.peers.borrow();

@@ -164,6 +164,36 @@ fn all_ranks_name_the_one_that_ended_first() {
     }
 }
 
+/// Ranks 1 and 2 wait for windows of neighbours, and rank 0 waits in an operation.
+#[test]
+fn a_failure_that_is_noticed_outside_of_an_operation_is_reported_to_all() {
+    let passed = AtomicU32::new(0);
+    let errors = jobs_that_end(4, &["shm"], |node, _, peers| {
+        let tags = Tags::over(node, Limits::default()).unwrap();
+        let mut all = Collectives::new(peers, &tags, 7).timeout(DEADLINE);
+        let rank = peers.rank();
+        let next = peers.connect(node, (rank + 1) % 4, DEADLINE).unwrap();
+        all.barrier(node).unwrap();
+        passed.fetch_add(1, Ordering::SeqCst);
+        assert!(node.until(DEADLINE, || passed.load(Ordering::SeqCst) == 4));
+        match rank {
+            0 => Some(all.allreduce(node, &mut [1_u32], |a, b| a + b).unwrap_err()),
+            3 => None,
+            _ => {
+                next.until(node, DEADLINE, || false).unwrap_err();
+                Some(all.report(node, rank + 1))
+            }
+        }
+    });
+    for (rank, error) in errors.into_iter().take(3).enumerate() {
+        let named = match error.unwrap() {
+            CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => rank,
+            other => panic!("rank {rank}: {other}"),
+        };
+        assert_eq!(named, 3, "rank {rank}");
+    }
+}
+
 #[test]
 fn errors_of_links_name_the_rank() {
     let errors = jobs_that_end(2, &["shm"], |node, _, peers| {
@@ -185,4 +215,6 @@ fn errors_of_links_name_the_rank() {
         assert!(error.starts_with("link to rank "), "{error}");
     }
     assert!(errors[0][1].starts_with("link to rank 1 (node "), "{errors:?}");
+    let cause = "(the peer's process has ended or closed its interface): the peer is unreachable";
+    assert!(errors[0][1].ends_with(cause), "{errors:?}");
 }
