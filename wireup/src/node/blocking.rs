@@ -10,6 +10,11 @@ use super::Node;
 /// sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_millis(1);
+/// A thread that yields for longer has waited for one that does not yield. A sleep costs less then:
+/// the kernel runs a thread that wakes up before those that have used up their time.
+const CROWDED: Duration = Duration::from_micros(200);
+/// So many rests later, a call yields again.
+const RESTS: u32 = 1000;
 /// The longest sleep. Messages end it; what peers write to memory does not.
 const SLEEP: Duration = Duration::from_millis(100);
 
@@ -25,14 +30,19 @@ impl Node {
         if events == 0 {
             let now = Instant::now();
             let passed = now.saturating_duration_since(*idle.0.get_or_insert(now));
-            if passed >= YIELD {
-                let time = (passed / 8).min(SLEEP);
+            let sleeps = passed >= SPIN && self.crowded > 0;
+            if sleeps || passed >= YIELD {
+                self.crowded = self.crowded.saturating_sub(1);
+                let time = (passed / 8).clamp(SPIN, SLEEP);
                 events = self.wait(Some(time)).unwrap_or_else(|_| {
                     std::thread::sleep(time);
                     0
                 });
             } else if passed >= SPIN {
                 std::thread::yield_now();
+                if now.elapsed() > CROWDED {
+                    self.crowded = RESTS;
+                }
             }
         }
         if events > 0 {
@@ -65,7 +75,8 @@ impl Node {
     ///
     /// While nothing happens, `until`, `post` and `complete` poll for 50 us, then yield the CPU after each
     /// poll, and after 1 ms sleep until a message arrives, or for an eighth of the time that has passed
-    /// (what peers put into memory ends no sleep). A loop that calls [`progress`](Self::progress) never sleeps.
+    /// (what peers put into memory ends no sleep). While other threads occupy the CPUs, they sleep
+    /// instead of yielding. A loop that calls [`progress`](Self::progress) never sleeps.
     ///
     /// ```
     /// use barewire_wireup::link::{Options, State};

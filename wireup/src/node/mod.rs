@@ -223,6 +223,8 @@ pub struct Node {
     events: Option<Events>,
     /// Progress calls until the clock is checked.
     rest: u32,
+    /// Rests that sleep instead of yielding, because other threads occupy the CPUs.
+    crowded: u32,
 }
 
 impl Node {
@@ -301,7 +303,7 @@ impl Node {
             dials: RefCell::default(),
         });
         shared.set_handlers();
-        Ok(Self { worker, shared, events: None, rest: 0 })
+        Ok(Self { worker, shared, events: None, rest: 0, crowded: 0 })
     }
 
     /// The bytes by which other nodes connect to this one.
