@@ -52,6 +52,7 @@ fn step(rows: &[Vec<f64>], above: &[f64], below: &[f64]) -> Vec<Vec<f64>> {
 fn main() -> Result<(), Report> {
     let mut job = barewire_bootstrap::detect()?;
     let mut node = Node::open(&Rules::from_env()?)?;
+    let tags = Tags::over(&mut node, Limits::default())?; // Before any rank can connect.
     let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT)?;
     let (rank, size) = (peers.rank(), peers.size());
     let neighbours = [
@@ -59,7 +60,6 @@ fn main() -> Result<(), Report> {
         Neighbour::new((rank + size - 1) % size, "above", "below"),
     ];
     let windows = peers.windows(&mut node, &mut *job, &neighbours, FLAGS + 16, TIMEOUT)?;
-    let tags = Tags::over(&mut node, Limits::default())?;
     let mut all = Collectives::new(&peers, &tags, 0);
     all.barrier(&mut node)?; // From here on, reports of failures reach the neighbours.
     let [below, above] = &windows[..] else { unreachable!("a window for each neighbour") };

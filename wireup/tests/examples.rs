@@ -171,6 +171,14 @@ fn cookbook() {
             assert!(printed.contains(&line), "{printed}");
         }
     }
+    let left = printed.lines().filter(|line| line.contains(" is left, "));
+    assert_eq!(left.count(), 1, "only the stuck client is left: {printed}");
+    let printed = run(&mut Command::new(example("long_requests")));
+    for client in 0..3 {
+        for length in [10, 5_000, 1_000_000] {
+            assert!(printed.contains(&format!("client {client}: {length} bytes\n")), "{printed}");
+        }
+    }
     let printed = run(&mut Command::new(example("reconnect")));
     assert_eq!(printed.matches("request 50: ").count(), 1, "{printed}");
     assert!(printed.ends_with("100 responses\n"), "{printed}");
