@@ -75,7 +75,7 @@ fn main() -> Result<(), Report> {
         for (window, rank) in [(above, (rank + size - 1) % size), (below, (rank + 1) % size)] {
             // All ranks end with an error that names the rank that has failed first.
             let row = receive(&mut node, window, number);
-            rows.push(row.or_else(|_| Err(all.report(&mut node, rank)))?);
+            rows.push(row.map_err(|_| all.report(&mut node, rank))?);
         }
         mine = step(&mine, &rows[0], &rows[1]);
         whole = step(&whole, &whole[whole.len() - 1], &whole[0]); // to compare with
