@@ -103,7 +103,6 @@ pub mod memory;
 #[cfg(all(test, loom))]
 mod models;
 mod notifier;
-mod object_events;
 mod pages;
 mod pair;
 pub mod queue;
