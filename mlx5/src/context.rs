@@ -5,8 +5,8 @@ use core::cell::OnceCell;
 use core::ptr::NonNull;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::backend::{Backend, commands};
 use crate::channel::shared_memory::SharedMemory;

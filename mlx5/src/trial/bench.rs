@@ -30,13 +30,36 @@ pub(super) struct Bench {
     pub(super) memory: Buffer,
 }
 
-/// The error for a test that ran, and whose result is wrong.
-pub(super) fn failed(reason: impl Into<String>) -> Error {
-    system(OPERATION, reason.into())
+/// Why a test failed.
+pub(super) enum Failure {
+    /// The objects exist, and the device does not do with them what it should.
+    Wrong(String),
+    /// Something was refused, perhaps for now only.
+    Refused(Error),
 }
 
-/// The error for a post.
-pub(super) fn posted<T>(result: Result<T, PostError>) -> Result<T, Error> {
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl Failure {
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Self::Wrong(reason) => system(OPERATION, reason),
+            Self::Refused(error) => error,
+        }
+    }
+}
+
+/// The failure of a test that ran, and whose result is wrong.
+pub(super) fn failed(reason: impl Into<String>) -> Failure {
+    Failure::Wrong(reason.into())
+}
+
+/// The failure of a post.
+pub(super) fn posted<T>(result: Result<T, PostError>) -> Result<T, Failure> {
     result.map_err(|error| failed(error.to_string()))
 }
 
@@ -58,24 +81,24 @@ impl Bench {
         self.context.port_address()
     }
 
-    pub(super) fn segment(&self, offset: usize, length: usize) -> Result<DataSegment, Error> {
+    pub(super) fn segment(&self, offset: usize, length: usize) -> Result<DataSegment, Failure> {
         let segment = self.memory.region().segment(offset, length);
         segment.ok_or_else(|| failed("the buffer is too short"))
     }
 
-    pub(super) fn fill(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn fill(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         self.memory.write(offset, bytes).map_err(|error| failed(error.to_string()))
     }
 
     /// Fails if the memory at `offset` is not `bytes`.
-    pub(super) fn expect(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn expect(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         let mut got = vec![0; bytes.len()];
         self.memory.read(offset, &mut got).map_err(|error| failed(error.to_string()))?;
         same(&got, bytes)
     }
 
     /// Waits for the next completion, at most `time`.
-    pub(super) fn within(&mut self, time: Duration) -> Result<Option<Completion>, Error> {
+    pub(super) fn within(&mut self, time: Duration) -> Result<Option<Completion>, Failure> {
         let start = Instant::now();
         loop {
             match self.completions.poll().map(Polled::completion) {
@@ -91,20 +114,20 @@ impl Bench {
     }
 
     /// Waits for the completion of a request.
-    pub(super) fn sent(&mut self) -> Result<(), Error> {
+    pub(super) fn sent(&mut self) -> Result<(), Failure> {
         match self.next()?.kind {
             CompletionKind::Send => Ok(()),
             kind => Err(failed(format!("it completed with {kind:?}"))),
         }
     }
 
-    fn next(&mut self) -> Result<Completion, Error> {
+    fn next(&mut self) -> Result<Completion, Failure> {
         self.within(TIMEOUT)?.ok_or_else(|| failed("it did not complete"))
     }
 
     /// Waits for the completions of a request and of the message that it sent, which is `bytes`:
     /// in its completion, or in the memory at `offset`.
-    pub(super) fn exchanged(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn exchanged(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         let (mut sent, mut received) = (false, false);
         while !(sent && received) {
             let completion = self.next()?;
@@ -130,7 +153,7 @@ impl Bench {
     pub(super) fn report<T>(
         &mut self,
         mut take: impl FnMut(Polled<'_>) -> Option<T>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, Failure> {
         let start = Instant::now();
         loop {
             if let Some(polled) = self.completions.poll() {
@@ -145,6 +168,6 @@ impl Bench {
     }
 }
 
-fn same(got: &[u8], wanted: &[u8]) -> Result<(), Error> {
+fn same(got: &[u8], wanted: &[u8]) -> Result<(), Failure> {
     if got == wanted { Ok(()) } else { Err(failed("other bytes arrived")) }
 }

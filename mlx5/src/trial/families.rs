@@ -5,11 +5,10 @@ use std::time::Duration;
 use barewire_layouts::tag::{TagHeader, TagOpcode};
 use barewire_layouts::wqe::ControlFlags;
 
-use super::bench::{ACK_TIMEOUT, Bench, failed, pattern, posted};
+use super::bench::{ACK_TIMEOUT, Bench, Failure, failed, pattern, posted};
 use crate::address::RcAddress;
 use crate::dc::{self, InitiatorConfig, Peer, TargetConfig};
 use crate::doorbell::Adaptive;
-use crate::error::Error;
 use crate::queue::completion::{CompletionKind, CompletionQueue};
 use crate::queue::shared_receive::{List, SharedReceiveQueue};
 use crate::queue::tags::TagReport;
@@ -41,7 +40,7 @@ fn path_to(address: &RcAddress) -> RcPath {
 }
 
 /// Writes a long and a short message to memory.
-pub(super) fn reliable(bench: &mut Bench) -> Result<(), Error> {
+pub(super) fn reliable(bench: &mut Bench) -> Result<(), Failure> {
     let config = RcConfig::default().send_blocks(64);
     let queue = &bench.completions;
     let mut pair =
@@ -60,7 +59,7 @@ pub(super) fn reliable(bench: &mut Bench) -> Result<(), Error> {
 }
 
 /// Receives messages of [`LENGTHS`] from a shared queue.
-pub(super) fn shared_receive(bench: &mut Bench) -> Result<(), Error> {
+pub(super) fn shared_receive(bench: &mut Bench) -> Result<(), Failure> {
     let mut queue = SharedReceiveQueue::<List>::create(&bench.domain, 16, 1)?;
     let config = RcConfig::default().send_blocks(64).inline_receive(true);
     let completions = &bench.completions;
@@ -88,7 +87,7 @@ fn receive(
     bench: &Bench,
     queue: &mut SharedReceiveQueue<List>,
     offset: usize,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     let posted = queue.push_one(bench.segment(offset, SLOT)?);
     posted.ok_or_else(|| failed("the shared receive queue is full"))?;
     queue.publish();
@@ -96,8 +95,9 @@ fn receive(
 }
 
 /// Matches a message with an entry of a list.
-pub(super) fn tags(bench: &mut Bench) -> Result<(), Error> {
-    let config = TagConfig::default().tags(15).entries(RECEIVES);
+pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
+    let most = (1 << bench.context.capabilities().log_max_tags.min(4)) - 1;
+    let config = TagConfig::default().tags(most).entries(RECEIVES);
     let (domain, uar) = (&bench.domain, &bench.uar);
     let mut tags = TagQueue::<Adaptive>::create(domain, uar, &bench.completions, &config)?;
     let sends = CompletionQueue::create(&bench.context, uar, 256)?;
@@ -134,7 +134,7 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Error> {
 }
 
 /// Sends a message to a target, and writes to its memory.
-pub(super) fn dynamic(bench: &mut Bench) -> Result<(), Error> {
+pub(super) fn dynamic(bench: &mut Bench) -> Result<(), Failure> {
     let mut queue = SharedReceiveQueue::<List>::create(&bench.domain, 16, 1)?;
     let (domain, completions) = (&bench.domain, &bench.completions);
     let target = dc::Target::create(domain, completions, &queue, &TargetConfig::default())?;
@@ -153,7 +153,7 @@ pub(super) fn dynamic(bench: &mut Bench) -> Result<(), Error> {
 }
 
 /// Sends a message to a receiver, over an initiator and a target.
-pub(super) fn xrc(bench: &mut Bench) -> Result<(), Error> {
+pub(super) fn xrc(bench: &mut Bench) -> Result<(), Failure> {
     let node = xrc::Domain::allocate(&bench.context)?;
     let (domain, completions) = (&bench.domain, &bench.completions);
     let mut receiver = xrc::Receiver::create(domain, &node, completions, 16, 1, 0)?;
@@ -176,7 +176,7 @@ pub(super) fn xrc(bench: &mut Bench) -> Result<(), Error> {
 }
 
 /// Sends datagrams until one arrives.
-pub(super) fn datagrams(bench: &mut Bench) -> Result<(), Error> {
+pub(super) fn datagrams(bench: &mut Bench) -> Result<(), Failure> {
     let (completions, config) = (&bench.completions, UdConfig::default().send_blocks(64));
     let mut pair = UdQueuePair::<Adaptive>::create_with(
         &bench.domain,

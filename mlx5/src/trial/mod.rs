@@ -1,15 +1,18 @@
 //! Tests of the families of objects, through the device to itself.
 //!
 //! A device can accept the objects of one backend or family, and refuse or mistreat those of
-//! another, so opening it and creating the objects is not enough to choose. Each test runs once for
-//! each port and backend of a process, before the first use of its family.
+//! another, so opening it and creating the objects is not enough to choose. Each test runs before the
+//! first use of its family: once for each port and backend of a process, or for each context of
+//! [`Context::open_tested`]. Only what the device has done is kept: a test that something refused, by
+//! a limit for instance, runs again with the next use.
 
 mod bench;
 mod families;
 
 use core::fmt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
+use self::bench::Failure;
 use crate::context::Context;
 use crate::error::{Error, system};
 use crate::values::Capabilities;
@@ -46,7 +49,9 @@ impl Family {
     /// What to use instead.
     pub fn fallback(self) -> &'static str {
         match self {
-            Self::Reliable => "use verbs objects, or rc_verbs and ud_verbs",
+            Self::Reliable => {
+                "use rc_verbs and ud_verbs, or verbs objects if it was tested by DEVX"
+            }
             Self::SharedReceive => "endpoints have receive rings of their own",
             Self::Tags => "tags are matched in software",
             Self::Dynamic | Self::Xrc => "use rc_mlx5",
@@ -91,17 +96,33 @@ impl fmt::Display for Family {
 
 /// The results of the tests of a port with one backend, as far as they have run.
 #[derive(Debug, Default)]
-pub(crate) struct Trials([OnceLock<Result<(), String>>; Family::ALL.len()]);
+pub(crate) struct Trials([Mutex<Option<Result<(), String>>>; Family::ALL.len()]);
 
 impl Trials {
     /// Returns the result of the test of `family`, which `run` runs the first time.
-    fn result(&self, family: Family, run: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let known = self.0[family as usize].get_or_init(|| {
-            run().map_err(|error| format!("{error}; {}", family.fallback())).inspect_err(
-                |reason| tracing::warn!(%family, reason, "a family of objects does not work"),
-            )
-        });
-        known.clone().map_err(|reason| system(family.operation(), reason))
+    fn result(
+        &self,
+        family: Family,
+        run: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Error> {
+        let known = &self.0[family as usize];
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let explain = |error: &dyn fmt::Display| {
+            let reason = format!("{error}; {}", family.fallback());
+            tracing::warn!(%family, reason, "a family of objects does not work");
+            reason
+        };
+        let result = match &*known {
+            Some(result) => result.clone(),
+            None => match run() {
+                Ok(()) => known.insert(Ok(())).clone(),
+                Err(failure @ Failure::Wrong(_)) => {
+                    known.insert(Err(explain(&failure.into_error()))).clone()
+                }
+                Err(Failure::Refused(error)) => Err(explain(&error)),
+            },
+        };
+        result.map_err(|reason| system(family.operation(), reason))
     }
 }
 
@@ -115,7 +136,7 @@ impl Context {
     pub fn test(&self, family: Family) -> Result<(), Error> {
         match self.trials() {
             Some(trials) if family.is_offered(self.capabilities()) => {
-                trials.result(family, || self.test_now(family))
+                trials.result(family, || self.run_test(family))
             }
             _ => Ok(()),
         }
@@ -127,6 +148,10 @@ impl Context {
     /// # Errors
     /// Why it does not work.
     pub fn test_now(&self, family: Family) -> Result<(), Error> {
+        self.run_test(family).map_err(Failure::into_error)
+    }
+
+    fn run_test(&self, family: Family) -> Result<(), Failure> {
         let test = match family {
             Family::Reliable => families::reliable,
             Family::SharedReceive => families::shared_receive,

@@ -66,8 +66,12 @@ fn objects_that_do_not_work_fail_the_test_of_their_family_only() {
 fn a_family_is_tested_once() {
     let context = context("deaf=ud");
     let first = context.test(Family::Datagrams).unwrap_err().to_string();
-    let start = std::time::Instant::now();
-    assert_eq!(context.test(Family::Datagrams).unwrap_err().to_string(), first);
-    // A test of a family that gets no message waits for seconds.
-    assert!(start.elapsed() < std::time::Duration::from_secs(1));
+    // A test of a family that gets no message waits for two seconds; this process may stand still
+    // in some of the calls.
+    let short = (0..10).filter(|_| {
+        let start = std::time::Instant::now();
+        assert_eq!(context.test(Family::Datagrams).unwrap_err().to_string(), first);
+        start.elapsed() < std::time::Duration::from_secs(1)
+    });
+    assert!(short.count() > 0);
 }

@@ -18,6 +18,8 @@ impl Collectives<'_> {
     /// Tells the other ranks, as an operation that fails does, and returns its error, which names
     /// the rank that has failed first: `rank`, or the one on whose account `rank` has ended.
     ///
+    /// A rank that has not responded in time counts as one that has failed.
+    ///
     /// This reaches the ranks with which this one has exchanged messages of operations: call
     /// [`barrier`](Self::barrier) once at the start.
     ///

@@ -22,6 +22,16 @@ pub(super) struct Count {
     pub(super) instructions: u64,
 }
 
+/// Returns whether nothing more is to be counted.
+fn ends(ran: &Result<(), Failure>) -> bool {
+    matches!(ran, Err(Failure::Interrupted(_) | Failure::Deadline(_) | Failure::Start { .. }))
+}
+
+/// The result of two runs: a failure that ends the run hides another one.
+fn worse(first: Result<(), Failure>, second: Result<(), Failure>) -> Result<(), Failure> {
+    if ends(&second) { second } else { first.and(second) }
+}
+
 /// Runs the benches of all operations, or the binaries with those that have `row` in their name, built for `cpu` or the
 /// baseline processor. Returns the outcome of the run, which fails if a hard limit is exceeded, and
 /// the counts.
@@ -65,7 +75,10 @@ pub(super) fn run(
     let work = || {
         let mut ran = Ok(());
         while let Some((_, level)) = next() {
-            ran = ran.and(count(level));
+            ran = worse(ran, count(level));
+            if ends(&ran) {
+                break;
+            }
         }
         ran
     };
@@ -75,9 +88,9 @@ pub(super) fn run(
         let join = |worker: thread::ScopedJoinHandle<'_, Result<(), Failure>>| {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        workers.into_iter().map(join).fold(Ok(()), Result::and)
+        workers.into_iter().map(join).fold(Ok(()), worse)
     });
-    if matches!(ran, Err(Failure::Interrupted(_) | Failure::Deadline(_) | Failure::Start { .. })) {
+    if ends(&ran) {
         return Ok((ran, Vec::new()));
     }
     let mut counts = Vec::new();

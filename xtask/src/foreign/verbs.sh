@@ -7,11 +7,12 @@ listens() {
     cm=$(printf %x "$1")
     for _ in $(seq 400); do
         if grep -q ":$tcp 0*:0000 0A" /proc/net/tcp /proc/net/tcp6 ||
-            grep -q "@barewire-hca/rdma_cm/.*/1[01][0-9a-f]*$cm$" /proc/net/unix; then
+            grep -q "@barewire-hca/rdma_cm/.*/1[01][0-9a-f]*$cm/[0-9]*$" /proc/net/unix; then
             return 0
         fi
         sleep 0.05
     done
+    echo "failed: nothing listens to port $1"
 }
 
 # Runs a server and its client, in whose arguments PORT is a port. `ended` is a server that serves
@@ -50,7 +51,8 @@ sockets() {
 }
 
 fio_by() {
-    printf '[global]\nioengine=rdma\nport=%s\nbs=64k\nsize=4m\n' $((45000 + $$ % 10000)) > server.fio
+    port=$((20000 + ($$ + pairs * 7) % 20000))
+    printf '[global]\nioengine=rdma\nport=%s\nbs=64k\nsize=4m\n' "$port" > server.fio
     cp server.fio client.fio
     printf '[receiver]\nrw=read\niodepth=8\n' >> server.fio
     printf 'hostname=127.0.0.1\nverb=%s\n[sender]\nrw=write\niodepth=4\n' "$1" >> client.fio
@@ -87,8 +89,10 @@ run)
         for option in "" "-T b" "-T n" "-T f" "-T r" "-T v" "-k 2"; do sockets rstream $option; done
         pair "rcopy -p PORT" "rcopy /etc/services 127.0.0.1:$PWD/copied -p PORT" ended
         cmp /etc/services copied || echo "failed the copy of rcopy"
-        preload="env LD_PRELOAD=$(echo /usr/lib/*/rsocket/librspreload.so)"
-        pair "$preload iperf3 -s -1 -p PORT" "$preload iperf3 -t 1 -p PORT -c 127.0.0.1"
+        # `hca run` adds its library to the variable.
+        LD_PRELOAD=$(echo /usr/lib/*/rsocket/librspreload.so)
+        export LD_PRELOAD
+        pair "iperf3 -s -1 -p PORT" "iperf3 -t 1 -p PORT -c 127.0.0.1"
         ;;
     qperf)
         pair "qperf -lp PORT" "qperf -lp PORT -cm 1 -t 1 127.0.0.1 rc_lat rc_bw quit"

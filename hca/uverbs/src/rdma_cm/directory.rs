@@ -5,12 +5,12 @@
 //! another. A listener at any address therefore also has a name in the network namespace, an abstract
 //! socket, by which programs of the same user find the address of its device.
 
-use std::io::{Read, Write};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use barewire_layouts::roce::UDP_PORT;
 
@@ -18,6 +18,9 @@ use super::state::{PS_TCP, PS_UDP};
 
 /// How long to wait for a listener, which may share its processor.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for room in the backlog of a listener, and how long between two attempts.
+const BACKLOG: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
 
 fn user() -> u32 {
     // SAFETY: no arguments, and no error.
@@ -28,13 +31,13 @@ fn user() -> u32 {
 const PLACES: u16 = 256;
 
 /// Returns an abstract name of this user.
-pub(super) fn own_name(of: std::fmt::Arguments<'_>) -> std::io::Result<SocketAddr> {
+pub(super) fn own_name(of: std::fmt::Arguments<'_>) -> Result<SocketAddr> {
     // Programs do not find the listeners of tests.
     let kind = if cfg!(test) { "test" } else { "rdma_cm" };
     SocketAddr::from_abstract_name(format!("barewire-hca/{kind}/{}/{of}", user()))
 }
 
-fn name(service: u64, place: u16) -> std::io::Result<SocketAddr> {
+fn name(service: u64, place: u16) -> Result<SocketAddr> {
     own_name(format_args!("{service:x}/{place}"))
 }
 
@@ -69,7 +72,7 @@ impl Found {
 
 /// Responds to those who look up the address.
 pub(super) fn respond(listener: &UnixListener, found: Option<Found>) {
-    while let Ok((mut stream, _)) = listener.accept() {
+    while let Some(mut stream) = accept(listener) {
         if let Some(found) = found {
             // A peer that does not wait for the response does not need it.
             let _ = stream.write_all(found.write().as_bytes());
@@ -77,11 +80,66 @@ pub(super) fn respond(listener: &UnixListener, found: Option<Found>) {
     }
 }
 
+/// Accepts a connection to a listener that does not block.
+pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
+    match listener.accept() {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            // The listener stays readable: without descriptors, the thread must not spin.
+            if error.kind() != ErrorKind::WouldBlock {
+                std::thread::sleep(PAUSE);
+            }
+            None
+        }
+    }
+}
+
+/// Connects to a process of this user, without waiting. The stream does not block.
+///
+/// # Errors
+/// [`ErrorKind::WouldBlock`] if the backlog is full; that of connect(2).
+pub(super) fn connect_now(name: &SocketAddr) -> Result<UnixStream> {
+    let name = name.as_abstract_name().unwrap_or_default();
+    let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
+    // An abstract name begins with a zero, and fits.
+    for (to, &from) in address.sun_path.iter_mut().skip(1).zip(name) {
+        *to = from as libc::c_char;
+    }
+    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed; a descriptor that the kernel returns is open and has no other
+    // owner.
+    let stream = unsafe {
+        let descriptor = libc::socket(libc::AF_UNIX, kind, 0);
+        if descriptor < 0 {
+            return Err(Error::last_os_error());
+        }
+        UnixStream::from(OwnedFd::from_raw_fd(descriptor))
+    };
+    // SAFETY: the address is live and has at least `length` bytes: `SocketAddr` holds no longer
+    // name than `sun_path` has room for.
+    let result =
+        unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length as u32) };
+    if result != 0 {
+        return Err(Error::last_os_error());
+    }
+    if is_own(&stream) { Ok(stream) } else { Err(ErrorKind::PermissionDenied.into()) }
+}
+
 /// Asks the process that has a name.
 fn ask(service: u64, place: u16) -> Option<Found> {
-    let mut stream = UnixStream::connect_addr(&name(service, place).ok()?).ok()?;
+    let (name, start) = (name(service, place).ok()?, Instant::now());
+    let mut stream = loop {
+        match connect_now(&name) {
+            Ok(stream) => break stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < BACKLOG => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(_) => return None,
+        }
+    };
+    stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    is_own(&stream).then_some(())?;
     let mut text = String::new();
     (&mut stream).take(64).read_to_string(&mut text).ok()?;
     Found::read(&text)

@@ -6,16 +6,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::linux::net::SocketAddrExt;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use super::directory::{is_own, own_name};
+use super::directory::{accept, connect_now, is_own, own_name};
 use super::lock;
 
 /// Most streams of peers that a process holds. Later ones stay in the backlog, which works as well.
-const MOST: usize = 1024;
+const MOST: usize = 128;
+/// How long a peer without a name is not asked again: its process may be about to show itself.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// The streams by which this process learns of the end of others, and they of its own.
 #[derive(Debug, Default)]
@@ -29,8 +31,21 @@ pub(super) struct Life {
 struct Streams {
     /// Those of peers, open until the peer closes them.
     held: Vec<UnixStream>,
-    /// One to each peer; `None` if it has no name here: it is on another host, or of another user.
-    to: BTreeMap<IpAddr, Option<UnixStream>>,
+    to: BTreeMap<IpAddr, Watched>,
+}
+
+/// A peer.
+#[derive(Debug)]
+struct Watched {
+    /// `None` if it has no name here: it is on another host, of another user, or has ended.
+    stream: Option<UnixStream>,
+    asked: Instant,
+}
+
+impl Watched {
+    fn new(peer: IpAddr) -> Self {
+        Self { stream: connect(peer), asked: Instant::now() }
+    }
 }
 
 impl Life {
@@ -50,23 +65,23 @@ impl Life {
         let mut streams = lock(&self.streams);
         streams.held.retain(|stream| !has_ended(stream));
         for listener in &*lock(&self.own) {
-            while streams.held.len() < MOST
-                && let Ok((stream, _)) = listener.accept()
-            {
+            // Strangers do not count, so there is a limit for one call, too.
+            for _ in streams.held.len()..MOST {
+                let Some(stream) = accept(listener) else { break };
                 if is_own(&stream) {
                     streams.held.push(stream);
                 }
             }
         }
         streams.to.retain(|peer, _| peers.contains(peer));
-        for &peer in peers {
-            streams.to.entry(peer).or_insert_with(|| connect(peer));
-        }
         let mut ended = Vec::new();
-        for (&peer, stream) in &mut streams.to {
-            if stream.as_ref().is_some_and(has_ended) {
-                *stream = None;
+        for &peer in peers {
+            let watched = streams.to.entry(peer).or_insert_with(|| Watched::new(peer));
+            if watched.stream.as_ref().is_some_and(has_ended) {
+                watched.stream = None;
                 ended.push(peer);
+            } else if watched.stream.is_none() && watched.asked.elapsed() > AGAIN {
+                *watched = Watched::new(peer);
             }
         }
         ended
@@ -78,34 +93,14 @@ impl Life {
         let has_room = streams.held.len() < MOST;
         let own = lock(&self.own);
         let own = own.iter().filter(|_| has_room).map(|it| (it.as_raw_fd(), libc::POLLIN));
-        let to = streams.to.values().flatten();
+        let to = streams.to.values().filter_map(|watched| watched.stream.as_ref());
         own.chain(streams.held.iter().chain(to).map(|stream| (stream.as_raw_fd(), 0))).collect()
     }
 }
 
 /// Connects to the process that has an address, without waiting.
 fn connect(peer: IpAddr) -> Option<UnixStream> {
-    let name = own_name(format_args!("life/{peer}")).ok()?;
-    let name = name.as_abstract_name()?;
-    let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
-    // An abstract name begins with a zero.
-    for (to, &from) in address.sun_path.get_mut(1..)?.get_mut(..name.len())?.iter_mut().zip(name) {
-        *to = from as libc::c_char;
-    }
-    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
-    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: the address is live and has at least `length` bytes; a descriptor that the kernel
-    // returns is open and has no other owner.
-    let stream = unsafe {
-        let descriptor = libc::socket(libc::AF_UNIX, kind, 0);
-        if descriptor < 0 {
-            return None;
-        }
-        let stream = UnixStream::from(OwnedFd::from_raw_fd(descriptor));
-        let connected = libc::connect(descriptor, (&raw const address).cast(), length as u32);
-        (connected == 0).then_some(stream)?
-    };
-    is_own(&stream).then_some(stream)
+    connect_now(&own_name(format_args!("life/{peer}")).ok()?).ok()
 }
 
 /// Returns whether the other end was closed.
@@ -113,7 +108,7 @@ fn has_ended(stream: &UnixStream) -> bool {
     let mut polled = libc::pollfd { fd: stream.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the structure is live.
     unsafe { libc::poll(&raw mut polled, 1, 0) };
-    polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
+    polled.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
 }
 
 #[cfg(test)]

@@ -339,7 +339,7 @@ impl State {
         let links: Vec<_> = self.links.iter().filter_map(of).collect();
         for (number, stage, id) in links {
             match (stage, id) {
-                (Stage::Established | Stage::ReplySent, Some(id)) => {
+                (Stage::Established | Stage::ReplySent | Stage::ReplyReceived, Some(id)) => {
                     if let Some(link) = self.links.get_mut(&number) {
                         link.enter(Stage::DisconnectReceived);
                     }

@@ -465,8 +465,9 @@ struct Link {
     /// The peer's window is used up, or a message for which it had no room was announced, and the
     /// peer has not reported since. The next such message waits for that report.
     held: bool,
-    /// The peer accepts no eager message at all.
-    is_closed: bool,
+    /// Bytes of the longest message that the peer's window can ever have room for; 0 if it accepts
+    /// no eager message.
+    longest: usize,
     /// In the machine's list of links whose window the peer has used up.
     is_listed: bool,
     control: VecDeque<Control>,
@@ -693,7 +694,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             waiting: VecDeque::new(),
             announced: 0,
             held: false,
-            is_closed: false,
+            longest: 0,
             is_listed: false,
             control: VecDeque::new(),
             fragments: VecDeque::new(),
@@ -731,7 +732,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             entry.peer = Some(peer.link);
             entry.tagged = peer.tagged;
             entry.granted = peer.window.clamped().into();
-            entry.is_closed = peer.window.messages == 0;
+            let window = peer.window.clamped();
+            entry.longest = if window.messages == 0 { 0 } else { window.bytes as usize };
         }
         self.make_ready(link);
     }
@@ -770,6 +772,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             self.numbers.remove(entry.own);
             self.promised.0 -= usize::from(entry.window.messages);
             self.promised.1 -= entry.window.bytes as usize;
+            if entry.is_listed {
+                self.used_up.retain(|listed| *listed != link);
+            }
         }
         self.discard_orphans();
     }
@@ -836,8 +841,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         for link in std::mem::take(&mut self.used_up) {
             if let Some(entry) = self.links.get_mut(link) {
                 entry.is_listed = false;
-                let holds = entry.is_used_up() || !entry.kept_announcements.is_empty();
-                if holds && entry.report() {
+                // Also if the window has room: for the message that the peer holds, it may not.
+                if entry.report() {
                     self.make_ready(link);
                 }
             }

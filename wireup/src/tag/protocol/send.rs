@@ -193,8 +193,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             return Some(Outgoing { header: entry.header(peer, kind, tag), body });
         }
         // A device that matches takes messages without a header, and does not report.
-        let waits = is_eager && entry.held && !entry.tagged && !entry.is_closed
-            || entry.announced >= MAX_ANNOUNCED;
+        let waits_for_room = is_eager && entry.held && !entry.tagged && length <= entry.longest;
+        let waits = waits_for_room || entry.announced >= MAX_ANNOUNCED;
         (!waits).then(|| Outgoing {
             header: entry.header(peer, Kind::Announce, tag),
             body: Body::Announce { request, buffer },

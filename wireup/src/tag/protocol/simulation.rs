@@ -869,6 +869,27 @@ fn a_message_behind_a_full_window_arrives_if_it_is_wanted_first() {
     }
 }
 
+#[test]
+fn a_message_behind_a_claimed_announcement_arrives() {
+    // The byte window ends after 26 messages, the next one is announced and claimed.
+    let (mut world, mut pair) = (World::new(1), Pair::new());
+    let payload = world.buffer(vec![7; 10_000]);
+    for tag in 0..30 {
+        let request = pair.sender.send(pair.here, tag, payload.clone(), Mode::Auto);
+        pair.sender.detach(request);
+    }
+    pair.exchange();
+    let (claim, _) = pair.receiver.claim(26, FULL_MASK).expect("announced");
+    for tag in [28, 27] {
+        let request = pair.receiver.receive(tag, FULL_MASK, payload.clone());
+        pair.exchange();
+        assert!(pair.receiver.result(request).is_some_and(|result| result.is_ok()), "{tag}");
+    }
+    let request = pair.receiver.receive_claimed(claim, payload.clone()).expect("claimed");
+    pair.exchange();
+    assert!(pair.receiver.result(request).is_some_and(|result| result.is_ok()));
+}
+
 /// Two machines whose messages arrive at once.
 struct Pair {
     sender: Machine<Buffer>,
