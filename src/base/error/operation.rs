@@ -114,7 +114,7 @@ impl Cause {
                 "check that the peer calls progress and releases kept messages"
             }
             Self::Disconnected => "check that the peer process is alive, and its own errors",
-            Self::Unauthenticated => "give both ends the same key: see BAREWIRE_KEY_FILE",
+            Self::Unauthenticated => "set BAREWIRE_KEY_FILE for both",
             Self::Altered => "a host on the path changes the packets, or a device damages them",
             Self::DeviceFailed => "see the kernel's log, and open the device again once it is back",
             Self::Unknown => "see the device's manual for this syndrome",

@@ -28,7 +28,12 @@ impl PendingFailure {
             ConnectFailure::Io(error) if !socket::is_disconnected(error) => Cause::LocalOperation,
             _ => Cause::PeerUnreachable,
         };
-        Self::new(Operation::Connect, cause, failure.to_string())
+        // The cause says what to do about it.
+        let detail = match cause {
+            Cause::Unauthenticated => "it does not know this job's key".to_owned(),
+            _ => failure.to_string(),
+        };
+        Self::new(Operation::Connect, cause, detail)
     }
 
     pub(super) fn of_sending(operation: Operation, error: &SendError) -> Self {
