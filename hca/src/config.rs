@@ -233,7 +233,9 @@ pub enum OpenError {
     },
     /// The RoCEv2 port of the address could not be bound.
     #[error(
-        "cannot take UDP port 4791 of {address}: {source}; an address is for one device, and one of this or another process may have it: if this device is needed, choose another address"
+        "cannot take UDP port 4791 of {address}: {source}; an address is for one device, \
+         and one of this or another process may have it: if this device is needed, choose another \
+         address"
     )]
     Bind {
         /// The requested address.

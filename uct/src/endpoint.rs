@@ -486,9 +486,9 @@ pub(crate) unsafe extern "C" fn pending_purge(
     }
 }
 
-/// After puts and atomics, a local flush waits for the peer's memory as well: programs of UCX expect
-/// that, because UCX's own transports do so. RDMA devices read from the peer for that, which fails
-/// if the peer has ended. Messages need no read: the peer has those that are acknowledged.
+/// After puts and atomics, a local flush waits for the peer's memory as well: programs of UCX
+/// expect that, because UCX's own transports do so. RDMA devices read from the peer for that, which
+/// fails if the peer has ended. Messages need no read: the peer has those that are acknowledged.
 pub(crate) unsafe extern "C" fn flush(
     ep: *mut Ep,
     flags: c_uint,
