@@ -448,9 +448,8 @@ pub(crate) struct PkgConfigArgs {
 Examples:
   barewire uct run -- ucx_info -d
   barewire uct run -- mpiexec.mpich -n 2 ./program
-  barewire uct run -- mpirun -n 2 --mca pml ucx --mca osc ucx \
-                      --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any ./program
-Open MPI uses its own transports, without a message, unless all four options are given.
+Open MPI's mpirun needs '--mca pml ucx --mca osc ucx --mca opal_common_ucx_tls any
+--mca opal_common_ucx_devices any': without all four, it uses its own transports and says nothing.
 UCX_LOG_LEVEL=info prints the transports in use: ... | grep ep_cfg")]
 pub(crate) struct UctRunArgs {
     /// The program and its arguments

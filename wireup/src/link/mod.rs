@@ -74,6 +74,11 @@ impl fmt::Display for PeerName {
     }
 }
 
+/// The name of a lane in an error; empty for the lane of messages.
+fn name_of(lane: usize) -> String {
+    if lane > 0 { format!(" (lane {lane})") } else { String::new() }
+}
+
 /// Why a link failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -86,8 +91,8 @@ pub enum LinkError {
         /// Why.
         cause: Cause,
     },
-    /// A lane failed.
-    #[error("link to {peer}: {error}")]
+    /// A lane failed. Another one than that of messages is named.
+    #[error("link to {peer}: {error}{}", name_of(*.lane))]
     Lane {
         /// The peer's node.
         peer: PeerName,
