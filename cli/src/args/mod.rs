@@ -17,7 +17,7 @@ use std::path::PathBuf;
 /// The default port of servers, as in UCX's tools.
 pub(crate) const PORT: u16 = 13337;
 
-/// Move messages between processes through mlx5 queues
+/// Move messages between processes over RDMA (mlx5), shared memory or TCP
 #[derive(Debug, Parser)]
 #[command(name = "barewire", version, arg_required_else_help = true)]
 #[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
@@ -242,14 +242,14 @@ pub(crate) struct PlanArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a device of this machine, the software HCA is tested. The devices of shm, cma and tcp are
+Without a device of this machine, the software HCA is tested. The devices of shm, cma and tcp are \
 memory and an address, such as 127.0.0.1.
 
 Examples:
   barewire doctor --report report.json
-  barewire key job.key                                         # for two hosts, both with this file
-  barewire doctor --listen -a 192.0.2.1 --key-file job.key     # on one of them
-  barewire doctor --peer 192.0.2.1 --key-file job.key          # on the other")]
+  barewire key job.key                                       # for both hosts
+  barewire doctor --listen -a 192.0.2.1 --key-file job.key   # on one of them
+  barewire doctor --peer 192.0.2.1 --key-file job.key        # on the other")]
 pub(crate) struct DoctorArgs {
     /// Test this device only, such as mlx5_0:1 or soft0:1 (repeat for several)
     #[arg(short = 'd', long = "device", value_name = "NAME")]
@@ -390,7 +390,8 @@ pub(crate) struct HcaRunArgs {
     #[arg(long)]
     pub(crate) no_devx: bool,
     /// Let ibv_poll_cq keep its CPU, as with an adapter, instead of yielding it to the devices'
-    /// threads when it finds nothing
+    /// threads when it finds nothing; and let ibv_post_send run no device, so that callgrind counts
+    /// libmlx5's instructions only
     #[arg(long)]
     pub(crate) no_yield: bool,
     /// Refuse to register memory beyond RLIMIT_MEMLOCK (ulimit -l), as the kernel does with ENOMEM

@@ -42,7 +42,10 @@ fn sweep(text: &str) -> Result<Sweep, String> {
         [first, last, factor] => (size(first)?, size(last)?, scaled(factor, 1000)? as usize),
         _ => return Err(FORM.into()),
     };
-    if first == 0 || first > last || factor < 2 {
+    if first > last {
+        return Err(format!("FROM ({first}) is greater than TO ({last}); {FORM}"));
+    }
+    if first == 0 || factor < 2 {
         return Err(FORM.into());
     }
     let next = |size: &usize| size.checked_mul(factor).filter(|next| *next <= last);
@@ -101,16 +104,19 @@ pub(crate) struct TestArgs {
     /// adjacent]
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = size)]
     pub(crate) stride: Option<usize>,
-    /// Messages to measure [default: 100K; in a series of sizes fewer of the large ones]
+    /// Messages to measure [default: 100K, however long they take; with --all and in a series as
+    /// many as --time allows]
     #[arg(short = 'n', long, value_parser = count, allow_negative_numbers = true)]
     pub(crate) iterations: Option<u64>,
     /// Messages to send before measuring [default: 1K, at most a tenth of the measured ones]
     #[arg(short = 'w', long, value_parser = count, allow_negative_numbers = true)]
     pub(crate) warm_up: Option<u64>,
-    /// Zero-copy sends, gets and fetching atomics in flight at once [default: 1]
+    /// Zero-copy sends, gets and fetching atomics in flight at once; the table calls this the window
+    /// size, as ucx_perftest does, and JSON `outstanding` [default: 1]
     #[arg(short = 'O', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) outstanding: Option<u32>,
-    /// Active messages of a stream that the receiver has not acknowledged; 0 for any number
+    /// Active messages of a stream that the receiver has not acknowledged; 0 for any number. JSON
+    /// has it as `window`
     #[arg(short = 'W', long, value_name = "COUNT")]
     pub(crate) window: Option<u32>,
     /// Bytes of a zcopy active message in its header [default: 8, if the transport accepts as many]
@@ -163,26 +169,37 @@ impl TestArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(after_help = "\
 Examples:
-  barewire perf --all                                       # every transport
-  barewire perf -x shm -t put_bw -D zcopy -s 64K -O 16      # one test
-  barewire perf -x tcp -t am_lat --sweep 8:8K -f -v         # a series of sizes as CSV
+  barewire perf --all                                     # every transport
+  barewire perf -x shm -t put_bw -D zcopy -s 64K -O 16    # one test
+  barewire perf -x tcp -t am_lat --sweep 8:8K -f -v       # sizes, as CSV
   barewire perf --all -t put_lat --sweep 8:64K --plot latency.svg
   barewire perf -x tcp --listen -a 192.0.2.1 --key-file job.key
   barewire perf -x tcp -t am_lat 192.0.2.1 --key-file job.key
-  printf '%s\\n' 'latency -t am_lat -s 8' 'stream -t put_bw -s 64K -n 2K' > tests.txt
-  barewire perf -x shm -b tests.txt                         # two tests, named latency and stream
-perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per second.
+  printf '%s\\n' 'lat -t am_lat' 'bw -t put_bw -s 64K -n 2K' > tests.txt
+  barewire perf -x shm -b tests.txt                       # tests lat and bw
+perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per \
+second.
 
-Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the
-server in a second process; as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server
+A single test sends 100K messages and has no limit of time: on a busy machine, or over the \
+software HCA, choose fewer, such as -n 2K. Times of busy CPUs vary from one test to the next by \
+more than a factor of 10: compare those of an idle machine only.
+
+Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the \
+server in a second process; as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server \
 and rank 1 measures.
-Without a key, a server serves its own user on this machine, over a unix socket. With a key, it
-listens on TCP and serves those who know it. It takes the tests, their sizes and counts from the
-client, within --max-memory and --max-messages. What it is told itself, the client must agree
-with. A client that fails or is refused is a warning, and the server waits for the next one;
+
+Without a key, a server serves its own user on this machine, over a unix socket. With a key, it \
+listens on TCP and serves those who know it. It takes the tests, their sizes and counts from the \
+client, within --max-memory and --max-messages. What it is told itself, the client must agree \
+with. A client that fails or is refused is a warning, and the server waits for the next one; \
 after one that succeeds it ends.
-Each line of a batch file is a test: its name, then words of this command line. Several files
-are combined, every line of one with every line of the next.")]
+
+Each line of a batch file is a test: its name, then words of this command line. Several files \
+are combined, every line of one with every line of the next.
+
+CSV has times in microseconds, bandwidth in MiB per second and rates in messages per second, as \
+that of ucx_perftest, and sizes of a series in bytes. Lines that begin with # are no rows: the \
+counters of the endpoint behind each test, and notes.")]
 pub(crate) struct PerfArgs {
     /// Host of the server to measure against
     #[arg(conflicts_with_all = ["listen", "loopback"])]
@@ -235,7 +252,7 @@ pub(crate) struct PerfArgs {
     /// Separate thousands
     #[arg(short = 'N', long)]
     pub(crate) numeric: bool,
-    /// Print CSV, with the endpoint's counters in comments
+    /// Print CSV, with the endpoint's counters in lines that begin with #
     #[arg(short = 'v', long, conflicts_with = "json")]
     pub(crate) csv: bool,
     /// Print more percentiles, the median with an interval, and the endpoint's counters
@@ -245,7 +262,7 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Draw latency, and for streams bandwidth, over the message size, one line per transport, to
-    /// an SVG file
+    /// an SVG file, named *.svg
     #[arg(long, value_name = "FILE", conflicts_with = "batch")]
     pub(crate) plot: Option<PathBuf>,
 }
@@ -263,6 +280,7 @@ mod tests {
         for bad in ["", "8", "8:", "0:8", "8:4", "8:64:1", "8:64:0", "1:2:3:4"] {
             assert!(sweep(bad).is_err(), "{bad}");
         }
+        assert!(sweep("64K:8").unwrap_err().starts_with("FROM (65536) is greater than TO (8)"));
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
         for bad in ["", "s", "0", "-1", "NaN", "inf", "1e30", "1m"] {

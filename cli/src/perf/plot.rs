@@ -77,6 +77,12 @@ const PLOT: &str = "the plot";
 
 /// Checks that the drawing can be written, before anything is measured.
 pub(super) fn check(file: &Path) -> Result<(), Error> {
+    if file.extension().is_some_and(|name| !name.eq_ignore_ascii_case("svg")) {
+        return Err(Error::Usage(format!(
+            "the plot is an SVG file: give '{}' a name that ends in .svg",
+            file.display()
+        )));
+    }
     check_file(PLOT, file)
 }
 

@@ -72,6 +72,8 @@ pub(super) struct Printer<'a> {
     info: bool,
     /// There may be several tests, which have names.
     several: bool,
+    /// The tests are of a series of sizes.
+    series: bool,
     /// Batch files, for the first line of the CSV.
     columns: Vec<String>,
     /// What the times of the table are.
@@ -108,7 +110,8 @@ impl<'a> Printer<'a> {
         if args.plot.is_some() && args.test.test.is_none() {
             columns.push("test".into());
         }
-        if survey::sizes(args).is_some() {
+        let series = survey::sizes(args).is_some();
+        if series {
             columns.push("size".into());
         }
         Self {
@@ -118,6 +121,7 @@ impl<'a> Printer<'a> {
             numeric: args.numeric,
             info: args.info,
             several: !columns.is_empty(),
+            series,
             columns,
             time: "time",
             device: 0,
@@ -193,6 +197,13 @@ impl<'a> Printer<'a> {
                 if first {
                     if !self.several {
                         self.banner(job, ends)?;
+                    } else if self.series {
+                        let Job { choice, plan, .. } = job;
+                        let test = if self.columns.len() == 1 { plan.test.name() } else { "tests" };
+                        self.out.line(format!(
+                            "{test} over {} on {}",
+                            choice.transport, choice.device
+                        ))?;
                     }
                     self.header(job)?;
                 }
@@ -261,7 +272,7 @@ impl<'a> Printer<'a> {
         }
         match self.form {
             Form::Table => self.out.line(self.row("[thread 0]", figures)),
-            Form::Csv => self.out.line(csv(&job.names, figures)),
+            Form::Csv => self.out.line(csv(&self.fields_of(job), figures)),
             Form::Json | Form::Rows | Form::Silent => Ok(()),
         }
     }
@@ -297,7 +308,7 @@ impl<'a> Printer<'a> {
                 self.out.line(output::entry(&format!("counters: {counters}")))
             }
             Form::Csv => {
-                self.out.line(csv(&job.names, figures))?;
+                self.out.line(csv(&self.fields_of(job), figures))?;
                 if self.info {
                     self.out.line(format!("# {more}"))?;
                 }
@@ -403,6 +414,15 @@ impl<'a> Printer<'a> {
                 self.out.line(text.map_err(|error| Error::Local(error.to_string()))?)
             }
         }
+    }
+
+    /// Returns the names of a test for CSV, where the size of a series is a number.
+    fn fields_of(&self, job: &Job) -> Vec<String> {
+        let mut names = job.names.clone();
+        if let Some(size) = names.last_mut().filter(|_| self.series) {
+            *size = job.plan.size().to_string();
+        }
+        names
     }
 
     fn row(&self, stage: &str, figures: &Figures) -> String {

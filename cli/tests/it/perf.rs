@@ -166,7 +166,7 @@ fn a_series_of_sizes_and_its_plot() {
         "{}",
         ended.stdout
     );
-    for row in ["am_lat,8,50,", "am_lat,4K,50,", "am_bw,8,50,"] {
+    for row in ["am_lat,8,50,", "am_lat,4096,50,", "am_bw,8,50,"] {
         assert!(ended.stdout.lines().any(|line| line.starts_with(row)), "{row}: {}", ended.stdout);
     }
     assert!(ended.stdout.contains("# counters: posted "), "{}", ended.stdout);
@@ -184,6 +184,8 @@ fn a_series_of_sizes_and_its_plot() {
     assert!(svg.contains("latency: am_lat") && svg.contains("bandwidth: am_bw"), "{svg}");
     let ended = run(&["perf", "-x", "self", "-n", "50", "--plot", "/nonexistent/plot.svg"]);
     assert!(ended.failed().contains("/nonexistent/plot.svg"), "{ended:#?}");
+    let ended = run(&["perf", "-x", "self", "-n", "50", "--plot", "plot.png"]);
+    assert!(ended.failed().contains("ends in .svg"), "{ended:#?}");
 }
 
 #[test]
