@@ -32,7 +32,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
        cargo xtask asm|vm|conformance|channels [--no-install]
-       cargo xtask bench [ROW] [--target-cpu CPU] [--write] [--no-install]
+       cargo xtask bench [ROW|side-by-side] [--target-cpu CPU] [--write] [--no-install]
        cargo xtask kill [--count N] [--seed N] [--binary PATH]
        cargo xtask vm -- COMMAND
        cargo xtask compare [ROW] [--no-install]
@@ -50,8 +50,9 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
                  text in their name, or those of a binary such as shm: the binaries that have such an
                  operation are built, which takes minutes at first, and counted as a whole. --target-cpu
                  builds for another processor than baseline x86-64, without limits. Needs valgrind and the
-                 runner of iai-callgrind, and installs what is missing. For code of your own:
-                 docs/guide/counting.md.
+                 runner of iai-callgrind, and installs what is missing. side-by-side prints the table of
+                 RESULTS.md that counts libmlx5, UCX and barewire on mlx5_0 in one run. The limits are for
+                 x86-64. For code of your own: docs/guide/counting.md.
   asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), that no hot
                  function panics, allocates, calls memcpy, locks or calls a library, and the order of
                  barriers in the code for aarch64, with Debian's gcc-aarch64-linux-gnu.
@@ -95,6 +96,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
+        ["help" | "--help" | "-h"] | [_, "--help" | "-h"] => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
         ["test", ref words @ ..] => match test::Plan::parse(words) {
             Ok(plan) => test::test(&plan),
             Err(error) => {
@@ -142,10 +147,6 @@ fn main() -> ExitCode {
                 ExitCode::from(2)
             }
         },
-        ["help" | "--help" | "-h"] => {
-            println!("{USAGE}");
-            ExitCode::SUCCESS
-        }
         [] => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

@@ -28,6 +28,9 @@ const SOON: Duration = Duration::from_mins(2);
 /// Deadline of a build.
 const BUILD: Duration = Duration::from_mins(20);
 
+/// The row that is no operation: the table of all libraries on `mlx5_0`.
+const SIDE_BY_SIDE: &str = "side-by-side";
+
 /// What to count, and where the result goes.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
@@ -64,12 +67,20 @@ impl Plan {
         if plan.write && (plan.row.is_some() || plan.cpu.is_some()) {
             return Err("--write needs all rows, for the baseline processor".to_owned());
         }
+        let beside = plan.row.as_deref() == Some(SIDE_BY_SIDE);
+        if beside && plan.cpu.is_some() {
+            return Err(format!("{SIDE_BY_SIDE} is for the baseline processor"));
+        }
         if let Some(row) = &plan.row
+            && !beside
             && !budget::all().any(|budget| is_named(budget, row))
         {
             let mut names: Vec<&str> = budget::all().map(|budget| budget.bench).collect();
             names.dedup();
-            return Err(format!("no operation '{row}'; there are {}", names.join(", ")));
+            return Err(format!(
+                "no operation '{row}'; there are {}, and the table {SIDE_BY_SIDE}",
+                names.join(", ")
+            ));
         }
         Ok(plan)
     }
@@ -84,9 +95,10 @@ fn is_named(budget: &budget::Budget, row: &str) -> bool {
 /// Counts and prints a table. Of all rows, checks the limits and the assembly.
 pub(crate) fn bench(plan: &Plan) -> ExitCode {
     let install = if plan.may_install { Install::Missing } else { Install::Nothing };
-    finish(match (&plan.row, &plan.cpu) {
+    finish(match (plan.row.as_deref(), plan.cpu.as_deref()) {
         (None, None) => check(install, plan.write),
-        (row, cpu) => show(install, row.as_deref(), cpu.as_deref()),
+        (Some(SIDE_BY_SIDE), None) => beside(install),
+        (row, cpu) => show(install, row, cpu),
     })
 }
 
@@ -120,6 +132,17 @@ fn show(install: Install, row: Option<&str>, cpu: Option<&str>) -> Result<(), Fa
         return Ok(());
     }
     ran
+}
+
+/// Counts the libraries on `mlx5_0`, and prints their table.
+fn beside(install: Install) -> Result<(), Failure> {
+    process::watch_signals();
+    build::name_ignored();
+    tools::debian(install, &[tools::VALGRIND, tools::UCX])?;
+    let mut text = String::new();
+    side_by_side::measure(&build::Workspace::ask()?)?.render(&mut text);
+    println!("{text}");
+    Ok(())
 }
 
 /// Checks the limits of all operations, and the assembly for x86-64.
@@ -215,12 +238,14 @@ mod tests {
             (Some("put_short"), Some("x86-64-v3"))
         );
         assert!(Plan::parse(&["--write", "--no-install"]).unwrap().write);
+        assert!(Plan::parse(&["side-by-side"]).is_ok());
         for (bad, named) in [
             (&["--fast"][..], "--fast"),
             (&["put_short", "get"], "get"),
             (&["carrier pigeon"], "put_short"),
             (&["put_short", "--write"], "all rows"),
             (&["--target-cpu"], "processor"),
+            (&["side-by-side", "--target-cpu", "native"], "baseline"),
         ] {
             let error = Plan::parse(bad).unwrap_err();
             assert!(error.contains(named), "{error}");

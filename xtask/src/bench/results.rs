@@ -95,7 +95,8 @@ fn introduction(Header { valgrind, rustc, harness }: &Header) -> String {
          with the loop's own instructions: nothing is subtracted. Only instructions are counted: neither time nor the cost \
          of a fence, a cache miss or a write to a device.\n\
          \n\
-         README has the held rows *RDMA write, 8 B inline*, *dynamic API: put_short, 8 B* and *one send CQE polled and reaped*. \
+         README and its drawing have the held rows *RDMA write, 8 B inline* and *dynamic API: put_short, 8 B*, and the drawing *one send \
+         CQE polled and reaped*. \
          The peers' counts are of loops, too, but without the 2 instructions of an empty one: like with like, ours would be 2 less. \
          libmlx5's are of `ibv_post_send`, with a request that was filled in before the loop, and `ibv_poll_cq`, UCX's of the functions of \
          UCT such as `uct_ep_put_short`, in a build by -O3 whose version was not recorded. [Side by side](#side-by-side-mlx5_0-in-one-run) \
