@@ -306,9 +306,12 @@ fn sends_and_immediates_find_their_receive_wqe() {
 }
 
 /// Messages of up to 32 bytes arrive in the completion, longer ones in the buffer. The queue pair of
-/// the sender decides nothing.
+/// the sender decides nothing. A device may write the short ones to the buffer as well, which is a
+/// requirement of the software HCA.
 #[test]
 fn short_messages_arrive_in_the_completion() {
+    let requirements = std::env::var("BAREWIRE_HCA_REQUIRE").unwrap_or_default();
+    let ignores = requirements.contains("all") || requirements.contains("ignore-cs-res");
     for inline_receive in [false, true] {
         let mut config = RcConfig::default();
         config.inline_receive = inline_receive;
@@ -329,7 +332,7 @@ fn short_messages_arrive_in_the_completion() {
             let inline = pair.peer_completions.inline_data();
             let mut buffer = [0; 64];
             inbox.read(0, &mut buffer).unwrap();
-            if inline_receive && (1..=32).contains(&length) {
+            if inline_receive && !ignores && (1..=32).contains(&length) {
                 assert_eq!(inline.as_deref(), Some(&payload[..]));
                 assert_eq!(buffer, [0xee; 64]);
             } else {
