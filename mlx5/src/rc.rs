@@ -307,8 +307,8 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// A device takes them for packets of the new connection only if they have the numbers that it
     /// expects. If `n` of them arrive while the new connection sends `m` packets, the probability
     /// is at most `(n + m) / 2^24` in each direction: 1 in 8000 for 1000 of each. To exclude it,
-    /// wait before the next [`connect`](Self::connect) for as long as the network can hold a packet,
-    /// as connection managers of InfiniBand do (the state TimeWait).
+    /// wait before the next [`connect`](Self::connect) for as long as the network can hold a
+    /// packet, as connection managers of InfiniBand do (the state TimeWait).
     pub fn address(&self) -> RcAddress {
         let Port { address: port, mtu, .. } = self.port;
         RcAddress { port, number: self.number, psn: self.psn, mtu }

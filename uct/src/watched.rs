@@ -1,4 +1,4 @@
-//! The descriptors of a thing that libucs watches by one of its own.
+//! A descriptor for libucs to watch, which stands for several others.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

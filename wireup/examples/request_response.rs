@@ -1,7 +1,7 @@
 //! A server that responds to each word of the requests of many clients, and sleeps in between, as
-//! the clients do. Here each is a thread. They can as well be processes on any hosts: what they share
-//! is the key and the server's address. One more client is stuck: it sends requests, and makes no
-//! progress, as if it were stopped, until the server has ended.
+//! the clients do. Here each is a thread. They can as well be processes on any hosts: what they
+//! share is the key and the server's address. One more client is stuck: it sends requests, and
+//! makes no progress, as if it were stopped, until the server has ended.
 
 use barewire::{PostError, Report, transport::tcp::Key};
 use barewire_wireup::link::{CloseMode, Link, Options, State};

@@ -59,8 +59,8 @@ pub enum AccessError {
 
 /// Memory of the ranks, as [`Peers::share`] opens it.
 ///
-/// An operation on memory of a rank whose process has ended fails: over `shm` and `tcp` if it begins
-/// 1 ms after that end or later, over RDMA when the device's retries are used up.
+/// An operation on memory of a rank whose process has ended fails: over `shm` and `tcp` if it
+/// begins 1 ms after that end or later, over RDMA when the device's retries are used up.
 #[derive(Debug)]
 pub struct Shared {
     rank: u32,

@@ -104,7 +104,8 @@ fn slurm() {
     for (plugin, runtime) in [("pmi2", Runtime::Pmi1), ("pmix", Runtime::Pmix)] {
         works(runtime, |size| slurm.run(plugin, size));
     }
-    // Without an interface by which the ranks find each other, each is a job of one rank, and warns.
+    // Without an interface by which the ranks find each other, each is a job of one rank, and
+    // warns.
     let output = launch(&mut slurm.run("none", 2), "alone 0");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{output:?}");

@@ -111,8 +111,8 @@ pub(crate) struct TestArgs {
     /// Messages to send before measuring [default: 1K, at most a tenth of the measured ones]
     #[arg(short = 'w', long, value_parser = count, allow_negative_numbers = true)]
     pub(crate) warm_up: Option<u64>,
-    /// Zero-copy sends, gets and fetching atomics in flight at once; the table calls this the window
-    /// size, as ucx_perftest does, and JSON `outstanding` [default: 1]
+    /// Zero-copy sends, gets and fetching atomics in flight at once; the table calls this the
+    /// window size, as ucx_perftest does, and JSON `outstanding` [default: 1]
     #[arg(short = 'O', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) outstanding: Option<u32>,
     /// Active messages of a stream that the receiver has not acknowledged; 0 for any number. JSON

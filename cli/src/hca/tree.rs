@@ -21,10 +21,10 @@ const NO_GUID: &str = "0000:0000:0000:0000";
 const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
 /// What valgrind is not to report. Memory of the library lives as long as its devices, to the end
-/// of the process, and some of it is referred to by addresses within it: of the tables of `HashMap`,
-/// of `Arc`s, and by the C library of its threads' memory. valgrind cannot know whether such memory
-/// is lost ("possibly lost"). The same holds for the devices that libibverbs and librdmacm keep.
-/// Memory without any reference is reported.
+/// of the process, and some of it is referred to by addresses within it: of the tables of
+/// `HashMap`, of `Arc`s, and by the C library of its threads' memory. valgrind cannot know whether
+/// such memory is lost ("possibly lost"). The same holds for the devices that libibverbs and
+/// librdmacm keep. Memory without any reference is reported.
 const SUPPRESSIONS: &str = "\
 {
    barewire_hca_possibly_lost

@@ -255,8 +255,8 @@ mod mlx5_0 {
         }
     }
 
-    /// The device refuses objects of a family, or accepts them and drops all packets to them: only the
-    /// rows of the family fail. DC receives from a shared receive queue.
+    /// The device refuses objects of a family, or accepts them and drops all packets to them: only
+    /// the rows of the family fail. DC receives from a shared receive queue.
     #[test]
     fn a_family_that_does_not_work_fails_its_rows_only() {
         for (options, failed) in [

@@ -1,10 +1,10 @@
 //! Tests of the families of objects, through the device to itself.
 //!
 //! A device can accept the objects of one backend or family, and refuse or mistreat those of
-//! another, so opening it and creating the objects is not enough to choose. Each test runs before the
-//! first use of its family: once for each port and backend of a process, or for each context of
-//! [`Context::open_tested`]. Only what the device has done is kept: a test that something refused, by
-//! a limit for instance, runs again with the next use.
+//! another, so opening it and creating the objects is not enough to choose. Each test runs before
+//! the first use of its family: once for each port and backend of a process, or for each context of
+//! [`Context::open_tested`]. Only what the device has done is kept: a test that something refused,
+//! by a limit for instance, runs again with the next use.
 
 mod bench;
 mod families;
@@ -129,7 +129,7 @@ impl Trials {
 impl Context {
     /// Returns the result of the test of a family. The test runs at the first call, if the device
     /// has the family and the context was opened by [`setup::open`](crate::setup::open) or
-    /// [`Self::open_tested`]. Creating objects that the device does not have is an error of its own.
+    /// [`Self::open_tested`]. If the device does not have the family, creating its objects fails.
     ///
     /// # Errors
     /// Why the family does not work, and [what to use instead](Family::fallback).
@@ -142,8 +142,9 @@ impl Context {
         }
     }
 
-    /// Tests a family: connects its objects to themselves, and transfers messages or writes. The
-    /// device needs a thread of its own (not [`hca::Mode::Stepped`](../hca/enum.Mode.html)).
+    /// Tests a family: connects its objects to themselves, and transfers messages or writes. A
+    /// software HCA must have a thread (not [`hca::Mode::Stepped`](../hca/enum.Mode.html)), since
+    /// the test waits for it.
     ///
     /// # Errors
     /// Why it does not work.

@@ -14,9 +14,10 @@ use crate::tag::{Buffer, FULL_MASK, Mode, Request, TagError};
 const NOTIFY: Duration = Duration::from_millis(200);
 
 impl Collectives<'_> {
-    /// Ends all operations because `rank` has failed outside of them, in [`Link::until`] for example.
-    /// Tells the other ranks, as an operation that fails does, and returns its error, which names
-    /// the rank that has failed first: `rank`, or the one on whose account `rank` has ended.
+    /// Ends all operations because `rank` has failed outside of them, for example in
+    /// [`Link::until`]. Tells the other ranks, as an operation that fails does, and returns its
+    /// error, which names the rank that has failed first: `rank`, or the one on whose account
+    /// `rank` has ended.
     ///
     /// A rank that has not responded in time counts as one that has failed.
     ///

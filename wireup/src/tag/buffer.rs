@@ -188,15 +188,6 @@ impl Buffer {
         storage.memory()?.read(offset, target)
     }
 
-    /// Accesses the first word, if the buffer has that many bytes.
-    #[inline]
-    fn first_word<R>(&self, access: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
-        if self.0.length < WORD {
-            return None;
-        }
-        self.0.storage.borrow().words().first().map(access)
-    }
-
     /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.0.length];
@@ -399,12 +390,6 @@ impl Payload for Buffer {
 
     #[inline]
     fn read(&self, offset: usize, target: &mut [u8]) {
-        if let (0, Ok(target)) = (offset, <&mut [u8; WORD]>::try_from(&mut *target))
-            && let Some(word) = self.first_word(|word| word.load(Ordering::Relaxed))
-        {
-            *target = word.to_ne_bytes();
-            return;
-        }
         let length = target.len().min(self.0.length.saturating_sub(offset));
         // Inside, by the length.
         let _ = Buffer::read(self, offset, &mut target[..length]);
@@ -412,13 +397,6 @@ impl Payload for Buffer {
 
     #[inline]
     fn write(&self, offset: usize, source: &[u8]) {
-        if let (0, Ok(bytes)) = (offset, source.try_into()) {
-            let value = u64::from_ne_bytes(bytes);
-            let stored = self.first_word(|word| word.store(value, Ordering::Relaxed));
-            if stored.is_some() {
-                return;
-            }
-        }
         let length = source.len().min(self.0.length.saturating_sub(offset));
         // Inside, by the length.
         let _ = Buffer::write(self, offset, &source[..length]);

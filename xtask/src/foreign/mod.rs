@@ -104,8 +104,8 @@ fn prepare(suite: &Suite, install: Install) -> Result<Result<(PathBuf, String), 
     Ok(Ok((folder, units)))
 }
 
-/// Runs programs of verbs over the software HCA. The error of the inner result says why they are left
-/// out.
+/// Runs programs of verbs over the software HCA. The error of the inner result says why they are
+/// left out.
 ///
 /// # Errors
 /// The programs that fail.
@@ -130,15 +130,7 @@ pub(crate) fn run_verbs(
         total.passed += results.passed;
         found.extend(results.failed);
     }
-    match found.len() {
-        0 if total.passed == 0 => Err(Failure::Found("no program ran".to_owned())),
-        0 => Ok(Ok(total)),
-        count => Err(Failure::Found(format!(
-            "{} passed, and {count} failed:\n  {}",
-            total.passed,
-            found.join("\n  ")
-        ))),
-    }
+    conclude(total, &found, "").map(Ok)
 }
 
 /// Runs a suite over each of the transports. A unit with a failure that is not among the known
@@ -187,11 +179,16 @@ pub(crate) fn run(
         );
         total.add(tests);
     }
+    conclude(total, &found, " that pass over UCX's own transports").map(Ok)
+}
+
+/// Returns the sum of a run, or an error with the tests that failed, of which `kind` says more.
+fn conclude(total: Tally, found: &[String], kind: &str) -> Result<Tally, Failure> {
     match found.len() {
         0 if total.passed == 0 => Err(Failure::Found("no test ran".to_owned())),
-        0 => Ok(Ok(total)),
+        0 => Ok(total),
         count => Err(Failure::Found(format!(
-            "{} passed, and {count} failed that pass over UCX's own transports:\n  {}",
+            "{} passed, and {count} failed{kind}:\n  {}",
             total.passed,
             found.join("\n  ")
         ))),

@@ -192,7 +192,7 @@ fn of_others(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failu
 }
 
 fn verbs_programs(setting: &Setting) -> Result<Outcome, Failure> {
-    // The library that `hca run` preloads is a target of its own.
+    // Cargo does not build the library that `hca run` preloads with the program.
     command(&Invocation::cargo(&["build", "-p", "barewire-cli", "-p", "barewire-hca-uverbs"]), 30)?;
     let barewire = process::target().join("debug/barewire");
     Ok(match foreign::run_verbs(&foreign::VERBS, &barewire, setting.install)? {

@@ -14,8 +14,8 @@
 //! | USE | connector | rail, epoch: the new queue pairs work |
 //!
 //! Queue pairs are the number and the first packet sequence number of each, and the enhancements
-//! (ECE) that the device supports. The end that connects its queue pairs first returns those that its
-//! device has accepted instead.
+//! (ECE) that the device supports. The end that connects its queue pairs first returns those that
+//! its device has accepted instead.
 //!
 //! A frame is the length of the rest (u32), the kind (u8), and the body. Integers are
 //! little-endian. Peers have proved the job's key, but nothing else is trusted.

@@ -31,8 +31,8 @@ pub(crate) struct Queue {
     ring: &'static [Entry],
 }
 
-/// An entry, aligned so that the ring begins where its memory does: valgrind reports memory to which
-/// only addresses within it refer.
+/// An entry, aligned so that the ring begins where its memory does: valgrind reports memory to
+/// which only addresses within it refer.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Entry([AtomicU8; EQE_BYTES]);

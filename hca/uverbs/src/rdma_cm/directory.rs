@@ -43,10 +43,14 @@ fn name(service: u64, place: u16) -> Result<SocketAddr> {
 
 /// Gives a listener to a service the first free name. `None` if other processes have all.
 pub(super) fn enter(service: u64) -> Option<UnixListener> {
-    let bind = |place| UnixListener::bind_addr(&name(service, place).ok()?).ok();
-    let listener = (0..PLACES).find_map(bind)?;
-    listener.set_nonblocking(true).ok()?;
-    Some(listener)
+    (0..PLACES).find_map(|place| listen(&name(service, place).ok()?).ok())
+}
+
+/// Listens at a name. The listener does not block.
+pub(super) fn listen(name: &SocketAddr) -> Result<UnixListener> {
+    let listener = UnixListener::bind_addr(name)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// What a name leads to.
@@ -219,7 +223,7 @@ mod tests {
                 .map(|address| (enter(service).unwrap(), Found { address, listens: true })),
         );
         assert_eq!(found_among(&listeners, service, here), Some(first));
-        // The first program has destroyed its listener, and then nobody else listens either.
+        // The first program has destroyed its listener; then the second one has, too.
         listeners[0].1.listens = false;
         assert_eq!(found_among(&listeners, service, here), Some(second));
         listeners[1].1.listens = false;

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::directory::{accept, connect_now, is_own, own_name};
+use super::directory::{accept, connect_now, is_own, listen, own_name};
 use super::lock;
 
 /// Most streams of peers that a process holds. Later ones stay in the backlog, which works as well.
@@ -19,7 +19,8 @@ const MOST: usize = 128;
 /// How long a peer without a name is not asked again: its process may be about to show itself.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// The streams by which this process learns of the end of others, and they of its own.
+/// The streams by which this process learns that another one has ended, and the other that this one
+/// has.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     /// One for each address of this process.
@@ -44,20 +45,16 @@ struct Watched {
 
 impl Watched {
     fn new(peer: IpAddr) -> Self {
-        Self { stream: connect(peer), asked: Instant::now() }
+        let stream = name(peer).and_then(|name| connect_now(&name)).ok();
+        Self { stream, asked: Instant::now() }
     }
 }
 
 impl Life {
     /// Lets others learn of the end of this process, whose devices have these addresses.
     pub(super) fn show(&self, addresses: impl Iterator<Item = IpAddr>) {
-        let listen = |address| {
-            let listener =
-                UnixListener::bind_addr(&own_name(format_args!("life/{address}")).ok()?).ok()?;
-            listener.set_nonblocking(true).ok()?;
-            Some(listener)
-        };
-        *lock(&self.own) = addresses.filter_map(listen).collect();
+        let show = |address| listen(&name(address).ok()?).ok();
+        *lock(&self.own) = addresses.filter_map(show).collect();
     }
 
     /// Watches the processes that have these addresses. Returns those that have ended.
@@ -98,9 +95,9 @@ impl Life {
     }
 }
 
-/// Connects to the process that has an address, without waiting.
-fn connect(peer: IpAddr) -> Option<UnixStream> {
-    connect_now(&own_name(format_args!("life/{peer}")).ok()?).ok()
+/// The name of the process that has an address.
+fn name(address: IpAddr) -> std::io::Result<SocketAddr> {
+    own_name(format_args!("life/{address}"))
 }
 
 /// Returns whether the other end was closed.

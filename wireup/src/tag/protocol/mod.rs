@@ -19,10 +19,10 @@
 //! sender, in order. So the memory that a peer can occupy is bounded.
 //!
 //! A rendezvous takes several times as long as an eager message. A message for which the window has
-//! no room is therefore not announced before the receiver has reported: it does so when it has taken
-//! half of a window, which makes room, and by a `Credit` message if a receive waits and the window
-//! is used up by other messages. So a receiver that falls behind gets eager messages at its own
-//! pace, and one that wants a later message first gets that announced.
+//! no room is therefore not announced before the receiver has reported: it does so when it has
+//! taken half of a window, which makes room, and by a `Credit` message if a receive waits and the
+//! window is used up by other messages. So a receiver that falls behind gets eager messages at its
+//! own pace, and one that wants a later message first gets that announced.
 //!
 //! With the list of a device ([`Machine::with_list`]), a link asks for tagged messages
 //! ([`Opening::tagged`]): the peer sends the payload of `Eager`, and the body of `Announce`, as a
@@ -529,7 +529,7 @@ impl Link {
         self.held |= !self.sent.has_room(self.granted, 0);
     }
 
-    /// Reports the credit by a message of its own. Returns false if that is already due.
+    /// Reports the credit by a `Credit` message. Returns false if one is already due.
     fn report(&mut self) -> bool {
         let due = self.failure.is_none() && !self.control.contains(&Control::Credit);
         if due {

@@ -737,86 +737,46 @@ fn every_request_completes_once_with_the_right_payload() {
 #[test]
 fn a_flood_of_unexpected_messages_stays_within_the_window() {
     const MESSAGES: usize = 1_000_000;
-    let mut world = World::new(1);
-    world.window = Window::default();
-    let limits = Limits::default();
-    let mut machines = [Machine::<Buffer>::new(limits), Machine::new(limits)];
-    let link_limits = LinkLimits { message: 8192, threshold: 4096, tagged: 0 };
-    let [(here, mine), (there, theirs)] = [0, 1].map(|at| machines[at].open(|| 7).expect("a link"));
-    machines[0].set_limits(here, link_limits);
-    machines[1].set_limits(there, link_limits);
-    machines[0].connect(here, theirs);
-    machines[1].connect(there, mine);
+    let (mut world, mut pair) = (World::new(1), Pair::new());
     let payload = world.buffer(vec![7; 100]);
-    let [sender, receiver] = &mut machines;
-    let mut most = TagCounters::default();
-    let mut exchange = |sender: &mut Machine<Buffer>, receiver: &mut Machine<Buffer>| {
-        let mut bytes = vec![0; 8192];
-        for turn in 0.. {
-            let (from, to) = if turn % 2 == 0 {
-                (&mut *sender, &mut *receiver)
-            } else {
-                (&mut *receiver, &mut *sender)
-            };
-            let mut posted = 0;
-            while let Some(link) = from.ready() {
-                while let Some(outgoing) = from.next(link) {
-                    let length = outgoing.write(Place::default(), &mut bytes).expect("room");
-                    from.sent(link, &outgoing);
-                    to.arrived(&bytes[..length]).expect("this protocol");
-                    posted += 1;
-                }
-            }
-            while let Some(action) = from.action() {
-                // No lane: fragments.
-                let Action::Expose { request, .. } = action else { panic!("{action:?}") };
-                from.exposed(request, None);
-                posted += 1;
-            }
-            let now = to.counters();
-            most.unexpected_messages = most.unexpected_messages.max(now.unexpected_messages);
-            most.unexpected_bytes = most.unexpected_bytes.max(now.unexpected_bytes);
-            most.announced = most.announced.max(now.announced);
-            if turn > 0 && posted == 0 {
-                break;
-            }
-        }
-    };
     for number in 0..MESSAGES {
-        let request = sender.send(here, number as u64, payload.clone(), Mode::Auto);
-        sender.detach(request);
+        let request = pair.sender.send(pair.here, number as u64, payload.clone(), Mode::Auto);
+        pair.sender.detach(request);
         if number % 1000 == 0 {
-            exchange(sender, receiver);
+            pair.exchange();
         }
     }
-    exchange(sender, receiver);
-    let waiting = receiver.counters();
+    pair.exchange();
+    let waiting = pair.receiver.counters();
     assert_eq!((waiting.unexpected_messages, waiting.announced), (64, 0));
     // The peer announces what it holds back once something waits for it.
-    let last = receiver.receive(MESSAGES as u64, FULL_MASK, payload.clone());
-    exchange(sender, receiver);
-    let waiting = receiver.counters();
+    let last = pair.receiver.receive(MESSAGES as u64, FULL_MASK, payload.clone());
+    pair.exchange();
+    let waiting = pair.receiver.counters();
     assert_eq!((waiting.unexpected_messages, waiting.announced), (64, usize::from(MAX_ANNOUNCED)));
-    assert!(receiver.cancel(last));
-    receiver.detach(last);
+    assert!(pair.receiver.cancel(last));
+    pair.receiver.detach(last);
     for number in 0..MESSAGES {
         let buffer = payload.clone();
-        let request = receiver.receive(0, 0, buffer);
+        let request = pair.receiver.receive(0, 0, buffer);
         let mut rounds = 0;
         let envelope = loop {
-            if let Some(result) = receiver.result(request) {
+            if let Some(result) = pair.receiver.result(request) {
                 break result.expect("received");
             }
-            exchange(sender, receiver);
+            pair.exchange();
             rounds += 1;
             assert!(rounds < 10, "message {number} does not arrive");
         };
         assert_eq!((envelope.tag, envelope.length), (number as u64, 100));
-        receiver.detach(request);
+        pair.receiver.detach(request);
     }
-    assert_eq!((most.unexpected_messages, most.announced), (64, usize::from(MAX_ANNOUNCED)));
-    assert!(most.unexpected_bytes <= 256 << 10);
-    assert_eq!((sender.requests(), receiver.requests()), (0, 0));
+    assert_eq!(
+        (pair.most.unexpected_messages, pair.most.announced),
+        (64, usize::from(MAX_ANNOUNCED))
+    );
+    assert!(pair.most.unexpected_bytes <= 256 << 10);
+    assert_eq!((pair.sender.requests(), pair.receiver.requests()), (0, 0));
 }
 
 #[test]
@@ -897,6 +857,9 @@ struct Pair {
     here: Key,
     /// Messages from the sender, and to it.
     messages: [usize; 2],
+    /// What waited at most at either machine.
+    most: TagCounters,
+    bytes: Vec<u8>,
 }
 
 impl Pair {
@@ -911,7 +874,8 @@ impl Pair {
         machines[0].connect(here, theirs);
         machines[1].connect(there, mine);
         let [sender, receiver] = machines;
-        Self { sender, receiver, here, messages: [0; 2] }
+        let (messages, most) = ([0; 2], TagCounters::default());
+        Self { sender, receiver, here, messages, most, bytes: vec![0; 16384] }
     }
 
     /// Sends everything that may leave. Returns whether there was anything.
@@ -921,10 +885,10 @@ impl Pair {
         } else {
             (&mut self.receiver, &mut self.sender)
         };
-        let (mut bytes, before) = (vec![0; 16384], self.messages[at]);
+        let (bytes, before) = (&mut self.bytes, self.messages[at]);
         while let Some(link) = from.ready() {
             while let Some(outgoing) = from.next(link) {
-                let length = outgoing.write(Place::default(), &mut bytes).expect("room");
+                let length = outgoing.write(Place::default(), bytes).expect("room");
                 from.sent(link, &outgoing);
                 to.arrived(&bytes[..length]).expect("this protocol");
                 self.messages[at] += 1;
@@ -937,6 +901,10 @@ impl Pair {
             from.exposed(request, None);
             acted = true;
         }
+        let (most, now) = (&mut self.most, to.counters());
+        most.unexpected_messages = most.unexpected_messages.max(now.unexpected_messages);
+        most.unexpected_bytes = most.unexpected_bytes.max(now.unexpected_bytes);
+        most.announced = most.announced.max(now.announced);
         acted || self.messages[at] > before
     }
 
