@@ -4,8 +4,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use barewire::{
-    Access, AtomicOp, Cause, FetchResult, Flags, FlushMode, Memory, MemoryConfig, MemoryError,
-    RemoteKey,
+    Access, AtomicOp, Cause, Domain, FetchResult, Flags, FlushMode, Memory, MemoryConfig,
+    MemoryError, RemoteKey,
 };
 
 use crate::place::Place;
@@ -14,9 +14,17 @@ use crate::support::{Pair, Watch, collect, contents, pattern, watch_errors};
 const LENGTH: usize = 8192;
 const ADDRESS: u64 = 0x7fff_1234_5000;
 
-fn configs() -> [MemoryConfig; 3] {
+fn configs(domain: &Domain) -> Vec<MemoryConfig> {
     let config = MemoryConfig::new(Access::all());
-    [config.at(ADDRESS), config.zero_based(), config.at(ADDRESS).on_demand()]
+    let mut configs = vec![config.at(ADDRESS), config.zero_based()];
+    configs.extend(on_demand(domain, config.at(ADDRESS)));
+    configs
+}
+
+/// The configuration with pages on demand, unless the device has none: a device of the machine
+/// may, and one whose faults of DEVX queues the kernel does not resume is refused.
+fn on_demand(domain: &Domain, config: MemoryConfig) -> Option<MemoryConfig> {
+    domain.allocate(LENGTH, config.on_demand()).is_ok().then(|| config.on_demand())
 }
 
 /// Memory of the server under each configuration, and a key to it.
@@ -26,7 +34,7 @@ fn targets(pair: &Pair) -> Vec<(Memory, RemoteKey)> {
         let key = pair.client.domain.unpack_key(&memory.pack_key()).unwrap();
         (memory, key)
     };
-    configs().into_iter().map(target).collect()
+    configs(&pair.server.domain).into_iter().map(target).collect()
 }
 
 /// Puts and gets name remote memory by the address of its registration. Slices are of memory that
@@ -86,7 +94,7 @@ pub(crate) fn atomics_use_the_address_of_a_registration(place: &Place) {
 pub(crate) fn messages_leave_memory_at_another_address(place: &Place) {
     let mut pair = place.pair();
     let inbox = collect(&pair.server.interface, 5);
-    for config in configs() {
+    for config in configs(&pair.client.domain) {
         let memory = pair.client.domain.allocate(LENGTH, config).unwrap();
         let data = pattern(3, 64);
         memory.write(4090, &data).unwrap();
@@ -141,12 +149,8 @@ pub(crate) fn pages_are_brought_in(place: &Place) {
     const LENGTH: usize = 1 << 20;
     let pair = place.pair();
     let pinned = MemoryConfig::new(Access::all());
-    let mut configs = vec![pinned];
-    // Devices of the machine may have no paging.
-    if pair.client.domain.allocate(LENGTH, pinned.on_demand()).is_ok() {
-        configs.push(pinned.on_demand());
-    }
-    for config in configs {
+    let on_demand = on_demand(&pair.client.domain, pinned);
+    for config in [Some(pinned), on_demand].into_iter().flatten() {
         let memory = pair.client.domain.allocate(LENGTH, config).unwrap();
         memory.write(5000, b"contents").unwrap();
         for write in [false, true] {
