@@ -7,8 +7,6 @@ use crate::support;
 use hca::installed;
 use support::{Ended, PATIENCE, TestFile, start_with};
 
-const WAYS: [&str; 2] = ["devx", "init_obj"];
-
 /// Runs `barewire hca run OPTIONS -- barewire ARGUMENTS`, with the backend `way`.
 fn run(options: &[&str], arguments: &[&str], way: Option<&str>) -> Ended {
     let barewire = [env!("CARGO_BIN_EXE_barewire")];
@@ -61,22 +59,12 @@ fn the_demo_holds_its_checksums() {
         return;
     }
     let file = TestFile::new("demo-mlx5_0", 1 << 20);
-    for way in WAYS {
-        for options in [&[][..], &["--ib"]] {
-            let ended = run(options, &["demo", "-d", "mlx5_0:1", file.path()], Some(way));
-            ended.succeeded();
-            let rows = ended.stdout.lines().filter(|line| line.starts_with("rc_mlx5"));
-            let held = rows.filter(|row| row.trim_end().ends_with("yes")).count();
-            assert_eq!(held, 4, "{way} {options:?}: {}", ended.stdout);
-            let messages =
-                |line: &&str| line.starts_with("ud_") && line.trim_end().ends_with("yes");
-            let held = ended.stdout.lines().filter(messages).count();
-            assert_eq!(held, 4, "ud_mlx5 and ud_verbs: {}", ended.stdout);
-        }
-    }
+    demonstrate("devx", &[], &file);
+    demonstrate("init_obj", &["--ib"], &file);
 }
 
-/// Each option makes something fail that a driver must do on some ports and hosts.
+/// Each option makes something fail that a driver must do on some ports and hosts. With the test
+/// above, each backend runs on each link layer.
 #[test]
 fn the_demo_holds_its_checksums_on_demanding_ports_and_hosts() {
     if !installed("ibv_devinfo", "ibverbs-utils") {
@@ -85,19 +73,19 @@ fn the_demo_holds_its_checksums_on_demanding_ports_and_hosts() {
     let file = TestFile::new("demo-demanding", 1 << 20);
     let roce = ["--mtu", "1500", "--udp-ports", "1000-1999", "--real-time-clock", "--iommu"];
     let infiniband = ["--ib", "--grh-required", "--mtu", "2200", "--real-time-clock", "--iommu"];
-    for way in WAYS {
-        for options in [roce, infiniband] {
-            let ended = run(&options, &["demo", "-d", "mlx5_0:1", file.path()], Some(way));
-            ended.succeeded();
-            let held = |line: &&str| line.trim_end().ends_with("yes");
-            let rows = |transport| {
-                let lines = ended.stdout.lines().filter(|line| line.starts_with(transport));
-                lines.filter(held).count()
-            };
-            let shown = &ended.stdout;
-            assert_eq!((rows("rc_mlx5"), rows("ud_")), (4, 4), "{way} {options:?}: {shown}");
-        }
-    }
+    demonstrate("init_obj", &roce, &file);
+    demonstrate("devx", &infiniband, &file);
+}
+
+/// Runs the demo on a device with `options`, set up by `way`.
+fn demonstrate(way: &str, options: &[&str], file: &TestFile) {
+    let ended = run(options, &["demo", "-d", "mlx5_0:1", file.path()], Some(way));
+    ended.succeeded();
+    let shown = &ended.stdout;
+    let held = |line: &&str| line.trim_end().ends_with("yes");
+    let rows =
+        |transport| shown.lines().filter(|line| line.starts_with(transport)).filter(held).count();
+    assert_eq!((rows("rc_mlx5"), rows("ud_")), (4, 4), "{way} {options:?}: {shown}");
 }
 
 #[test]
