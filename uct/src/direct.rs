@@ -82,7 +82,6 @@ where
         let (Some(word), Some(key)) = (word(buffer, length), key::<T>(rkey)) else {
             return post::put_short(ep, buffer, length, remote, rkey);
         };
-        (*ep).has_written.set(true);
         of_result(endpoint::<T>(ep).put_short(word, remote, key))
     }
 }
@@ -122,7 +121,6 @@ unsafe extern "C" fn put_zcopy(
             && let Some(key) = key::<RcMlx5>(rkey)
             && let Some(counted) = post::counted(completion)
         {
-            (*ep).has_written.set(true);
             let posted = endpoint::<RcMlx5>(ep).put_zcopy_here(&slice, remote, key, Some(&counted));
             if posted == Ok(Posted::InProgress) {
                 (*completion).count = (*completion).count.wrapping_sub(1);

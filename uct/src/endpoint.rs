@@ -21,8 +21,8 @@ use crate::iface::{Iface, copy_out, of_iface};
 use crate::post::with_completion;
 use crate::query::ep_address_length;
 use crate::status::{
-    BUSY, INPROGRESS, INVALID_ADDR, INVALID_PARAM, NO_RESOURCE, OK, Status, UNREACHABLE,
-    UNSUPPORTED, guard, of_connect, of_open, of_posted, of_result,
+    BUSY, INVALID_ADDR, INVALID_PARAM, NO_RESOURCE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
+    of_connect, of_open, of_posted, of_result,
 };
 
 /// `uct_ep_t`: the interface comes first, because programs call operations through it.
@@ -30,8 +30,6 @@ use crate::status::{
 pub(crate) struct Ep {
     iface: *mut Iface,
     pub(crate) endpoint: Endpoint,
-    /// Whether puts or atomics were posted since the last flush.
-    pub(crate) has_written: Cell<bool>,
     is_reported: Cell<bool>,
     /// The number of the link that connects it to an interface.
     link: Cell<Option<u64>>,
@@ -314,7 +312,6 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
         let opened = NonNull::from(Box::leak(Box::new(Ep {
             iface: params.iface,
             endpoint,
-            has_written: Cell::new(false),
             is_reported: Cell::new(false),
             link: Cell::new(None),
             waiting: RefCell::default(),
@@ -486,9 +483,9 @@ pub(crate) unsafe extern "C" fn pending_purge(
     }
 }
 
-/// After puts and atomics, a local flush waits for the peer's memory as well: programs of UCX
-/// expect that, because UCX's own transports do so. RDMA devices read from the peer for that, which
-/// fails if the peer has ended. Messages need no read: the peer has those that are acknowledged.
+/// A local flush waits for acknowledgements, as that of UCX's own transports does: the peer's device
+/// has the data of puts, also if the peer's process ends before the flush. With
+/// `UCT_FLUSH_FLAG_REMOTE`, RDMA devices read from the peer, so that the data is in its memory.
 pub(crate) unsafe extern "C" fn flush(
     ep: *mut Ep,
     flags: c_uint,
@@ -497,11 +494,9 @@ pub(crate) unsafe extern "C" fn flush(
     const CANCEL: c_uint = 1 << 0;
     /// Since UCX 1.14.
     const REMOTE: c_uint = 1 << 1;
-    // SAFETY: an open handle.
-    let has_written = unsafe { &(*ep).has_written };
     let mode = if flags & CANCEL != 0 {
         FlushMode::Cancel
-    } else if flags & REMOTE != 0 || has_written.get() {
+    } else if flags & REMOTE != 0 {
         FlushMode::Remote
     } else {
         FlushMode::Local
@@ -514,9 +509,6 @@ pub(crate) unsafe extern "C" fn flush(
     let status = of_posted(unsafe {
         with_completion(completion, |completion| (*ep).endpoint.flush(mode, completion))
     });
-    if status == OK || status == INPROGRESS {
-        has_written.set(false);
-    }
     // SAFETY: an open handle.
     if status == NO_RESOURCE && unsafe { &*ep }.is_unused() {
         return OK;

@@ -295,7 +295,6 @@ macro_rules! atomics {
                 let Some(key) = key(rkey).filter(|_| !result.is_null()) else {
                     return INVALID_PARAM;
                 };
-                (*ep).has_written.set(true);
                 post(ep, completion, Target::$target(result), |endpoint, value, _, done| {
                     endpoint.atomic_fetch(op, remote, key, value, Some(done))
                 })
@@ -317,7 +316,6 @@ macro_rules! atomics {
                 let Some(key) = key(rkey).filter(|_| !result.is_null()) else {
                     return INVALID_PARAM;
                 };
-                (*ep).has_written.set(true);
                 post(ep, completion, Target::$target(result), |endpoint, value, _, done| {
                     endpoint.atomic_fetch(op, remote, key, value, Some(done))
                 })

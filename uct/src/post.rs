@@ -194,7 +194,6 @@ pub(crate) unsafe extern "C" fn put_short(
         let (Some(payload), Some(key)) = (bytes(buffer, length), key(rkey)) else {
             return put_nothing(ep, length as usize);
         };
-        (*ep).has_written.set(true);
         of_result((*ep).endpoint.put_short(payload, remote, key))
     }
 }
@@ -212,7 +211,6 @@ pub(crate) unsafe extern "C" fn put_bcopy(
         let Some(pack) = pack else { return INVALID_PARAM.into() };
         let Some(key) = key(rkey) else { return pack_nothing(ep, pack, argument) };
         let pack = |buffer: &mut [u8]| pack(buffer.as_mut_ptr(), argument);
-        (*ep).has_written.set(true);
         of_packed((*ep).endpoint.put_bcopy(pack, remote, key))
     }
 }
@@ -230,7 +228,6 @@ pub(crate) unsafe extern "C" fn put_zcopy(
         let mut slices = Slices::new();
         let Some(slices) = slices.fill(iov, count) else { return INVALID_PARAM };
         let Some(key) = key(rkey) else { return nothing_to(slices.len()) };
-        (*ep).has_written.set(true);
         of_posted(with_completion(completion, |completion| {
             (*ep).endpoint.put_zcopy(slices, remote, key, completion)
         }))
@@ -398,7 +395,6 @@ macro_rules! atomic_post {
             // SAFETY: the contract of the operation.
             unsafe {
                 let Some(key) = key(rkey) else { return INVALID_PARAM };
-                (*ep).has_written.set(true);
                 of_result((*ep).endpoint.atomic_post(op, remote, key))
             }
         }

@@ -5,7 +5,7 @@
 )]
 
 use std::ffi::CStr;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{NonNull, null, null_mut};
 use std::time::{Duration, Instant};
 
@@ -173,7 +173,22 @@ impl Pair {
     /// Waits until the peer's memory has everything.
     pub(super) fn flush(&self, what: &str) {
         let flush = self.own.ops().ep_flush;
-        assert_eq!(self.post(what, |done| unsafe { flush(self.ep, 0, done) }), OK, "{what}: flush");
+        // UCT_FLUSH_FLAG_REMOTE
+        assert_eq!(self.post(what, |done| unsafe { flush(self.ep, 2, done) }), OK, "{what}: flush");
+    }
+
+    /// Ends the peer: its endpoint, its memory and its interface. Returns the endpoint to it, the
+    /// interface of this side, and its memory.
+    pub(super) fn end_peer(self) -> (*mut Ep, Rig, Region) {
+        let this = ManuallyDrop::new(self);
+        unsafe {
+            component::uct_rkey_release(this.own.component, &raw const this.key);
+            dispatch::uct_ep_destroy(this.end);
+            drop(std::ptr::read(&raw const this.remote));
+            drop(std::ptr::read(&raw const this.other));
+            let (local, own) = (&raw const this.local, &raw const this.own);
+            (this.ep, std::ptr::read(own), std::ptr::read(local))
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::ptr::{NonNull, null, null_mut};
 use std::time::{Duration, Instant};
 
 use super::pair::{Pair, TRANSPORTS, attributes};
-use super::{Rig, append, connect};
+use super::{Rig, append};
 use crate::abi::{Completion, iface_flag as f};
 use crate::endpoint::Ep;
 use crate::iface;
@@ -128,50 +128,36 @@ fn messages_of_tcp_leave_without_progress_of_the_peer() {
     }
 }
 
-/// The last message of a program may be that with which its peer ends.
+/// The last message or put of a program may be that with which its peer ends.
 #[test]
-fn a_flush_of_messages_does_not_need_the_peer_that_has_them() {
+fn a_flush_does_not_need_the_peer_that_has_everything() {
+    type Operation = fn(&Pair, *mut Completion) -> i8;
+    let message: Operation = |pair, done| unsafe {
+        let header = [1_u8; 8];
+        (pair.own.ops().ep_am_zcopy)(pair.ep, 1, header.as_ptr(), 8, null(), 0, 0, done)
+    };
+    let put: Operation = |pair, done| unsafe {
+        let (iov, remote) = (pair.local.pieces(8, 1), pair.remote.address());
+        (pair.own.ops().ep_put_zcopy)(pair.ep, iov.as_ptr(), 1, remote, pair.rkey(), done)
+    };
+    let atomic: Operation = |pair, done| unsafe {
+        let (result, remote) = (pair.local.address() as *mut u64, pair.remote.address());
+        (pair.own.ops().ep_atomic64_fetch)(pair.ep, 0, 1, result, remote, pair.rkey(), done)
+    };
     for transport in [c"rc_mlx5", c"dc_mlx5"] {
-        let (Some(rig), Some(peer)) =
-            (Rig::over(transport, c"soft0:1"), Rig::over(transport, c"soft0:1"))
-        else {
-            return;
-        };
-        let (ep, end) = if attributes(&rig).cap.flags & f::CONNECT_TO_EP != 0 {
-            let (ep, end) = (rig.endpoint(None), peer.endpoint(None));
-            connect(ep, &peer, end);
-            connect(end, &rig, ep);
-            (ep, end)
-        } else {
-            (rig.endpoint(Some(&peer)), null_mut())
-        };
-        let (what, limit) = (transport.to_str().unwrap(), Instant::now() + DEADLINE);
-        let one = || Completion { func: None, count: 1, status: OK };
-        let (mut sent, mut flushed) = (one(), one());
-        let wait = |record: *mut Completion| {
-            while unsafe { (&raw const (*record).count).read_volatile() } > 0 {
-                rig.progress();
-                assert!(Instant::now() < limit, "{what}: it is not complete");
+        for (kind, operation) in [("message", message), ("put", put), ("atomic", atomic)] {
+            let Some(pair) = Pair::over(transport, c"soft0:1") else { return };
+            let what = format!("{kind} over {}", transport.to_str().unwrap());
+            // It is acknowledged.
+            assert_eq!(pair.post(&what, |done| operation(&pair, done)), OK, "{what}");
+            let (ep, own, _memory) = pair.end_peer();
+            let (limit, flush) = (Instant::now() + DEADLINE, own.ops().ep_flush);
+            while unsafe { flush(ep, 0, null_mut()) } == INPROGRESS {
+                own.progress();
+                assert!(Instant::now() < limit, "{what}: it is not flushed");
             }
-            assert_eq!(unsafe { (*record).status }, OK, "{what}");
-        };
-        unsafe {
-            let header = [1_u8; 8];
-            let send = rig.ops().ep_am_zcopy;
-            let posted = send(ep, 1, header.as_ptr(), 8, null(), 0, 0, &raw mut sent);
-            assert_eq!(posted, INPROGRESS, "{what}");
-            wait(&raw mut sent);
-            // The message is acknowledged.
-            crate::dispatch::uct_ep_destroy(end);
-            drop(peer);
-            match (rig.ops().ep_flush)(ep, 0, &raw mut flushed) {
-                OK => {}
-                status => {
-                    assert_eq!(status, INPROGRESS, "{what}");
-                    wait(&raw mut flushed);
-                }
-            }
-            crate::dispatch::uct_ep_destroy(ep);
+            assert_eq!(unsafe { flush(ep, 0, null_mut()) }, OK, "{what}");
+            unsafe { crate::dispatch::uct_ep_destroy(ep) };
         }
     }
 }
