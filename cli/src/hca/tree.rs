@@ -1,4 +1,5 @@
-//! The part of `/sys` that libibverbs, libmlx5 and UCX read, as a separate directory.
+//! The part of `/sys` that libibverbs, libmlx5 and UCX read, and the list of device files, as a
+//! separate directory.
 
 use crate::args::Link;
 use barewire_hca::COUNTER_FILES;
@@ -15,6 +16,7 @@ const PREFIX: &str = "barewire-hca.";
 const BRIDGE: &str = "pci0000:c0";
 const SLOT: &str = "0000:c1:00";
 /// `/dev/null` represents every device file: it is a character device that always exists.
+const DEVICE: &str = "/dev/null";
 const STAND_IN: &str = "1:3";
 
 const NO_GUID: &str = "0000:0000:0000:0000";
@@ -81,7 +83,11 @@ impl Tree {
         for class in ["misc/rdma_cm", "infiniband_cma"] {
             tree.write(&format!("class/{class}/abi_version"), "4")?;
         }
-        fs::create_dir_all(tree.root.join("class/infiniband"))?;
+        for folder in ["class/infiniband", "dev/infiniband"] {
+            fs::create_dir_all(tree.root.join(folder))?;
+        }
+        // What lists the directory sees these names; the preloaded library opens the devices.
+        symlink(DEVICE, tree.root.join("dev/infiniband/rdma_cm"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
         for number in 0..devices {
             tree.device(number, ports, link, partition_keys)?;
@@ -160,6 +166,7 @@ impl Tree {
         self.write(&format!("{verbs_folder}/dev"), STAND_IN)?;
         self.write(&format!("{verbs_folder}/abi_version"), "1")?;
         let link = |from: String, to: String| symlink(to, self.root.join(from));
+        link(format!("dev/infiniband/{verbs}"), DEVICE.to_owned())?;
         link(format!("{verbs_folder}/device"), format!("../../../{function}"))?;
         link(format!("class/infiniband/{name}"), format!("../../{device}"))?;
         link(format!("{device}/device"), "../..".to_owned())?;

@@ -47,6 +47,10 @@ fn rust_programs_find_the_devices() {
         assert!(file.metadata().unwrap().is_file());
         assert_eq!(std::fs::read_to_string(file).unwrap(), "1: CA\n");
         assert_eq!(std::fs::read_dir("/sys/class/infiniband").unwrap().count(), 1);
+        let files = std::fs::read_dir("/dev/infiniband").unwrap();
+        let mut names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["rdma_cm", "uverbs0"]);
         return println!("the devices are found");
     }
     crate::hca::library();

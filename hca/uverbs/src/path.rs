@@ -1,4 +1,5 @@
-//! Paths that this library redirects: device files, and the sysfs tree of the devices.
+//! Paths that this library redirects: device files and their directory, and the sysfs tree of the
+//! devices.
 
 use std::ffi::{CStr, CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,6 +7,8 @@ use std::sync::OnceLock;
 
 use crate::config::SYSFS_VARIABLE;
 
+/// The directory of device files.
+const FOLDER: &[u8] = b"/dev/infiniband";
 /// Path of device files, without the number.
 const DEVICE: &[u8] = b"/dev/infiniband/uverbs";
 /// The file of the connection manager.
@@ -31,9 +34,13 @@ pub(crate) fn is_connections(path: &CStr) -> bool {
     path == CONNECTIONS
 }
 
-/// Returns the path in the tree that replaces `path`, if it is redirected.
+/// Returns the path in the tree that replaces `path`, if it is redirected: in sysfs, or the directory
+/// of device files.
 pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
     let path = path.to_bytes();
+    if path.strip_prefix(FOLDER).is_some_and(|rest| rest.iter().all(|&byte| byte == b'/')) {
+        return CString::new([root()?.as_bytes(), FOLDER].concat()).ok();
+    }
     if !path.starts_with(b"/sys/") {
         return None;
     }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -47,6 +48,12 @@ static void expect(const char *function, const char *path, int result)
     }
 }
 
+/* The file exists, with or without the attribute. */
+static int attribute(ssize_t result)
+{
+    return result < 0 && errno == ENOENT ? -1 : 0;
+}
+
 static void find(const char *path)
 {
     struct stat status;
@@ -71,6 +78,10 @@ static void find(const char *path)
     expect("eaccess", path, eaccess(path, F_OK));
     expect("euidaccess", path, euidaccess(path, F_OK));
     expect("faccessat", path, faccessat(here, path, F_OK, 0));
+    expect("listxattr", path, listxattr(path, NULL, 0));
+    expect("llistxattr", path, llistxattr(path, NULL, 0));
+    expect("getxattr", path, attribute(getxattr(path, "user.none", NULL, 0)));
+    expect("lgetxattr", path, attribute(lgetxattr(path, "user.none", NULL, 0)));
 }
 
 static void list(const char *path)
@@ -90,11 +101,15 @@ int main(void)
 {
     char target[256];
 
+    find("/dev/infiniband");
+    find("/dev/infiniband/");
     find("/dev/infiniband/uverbs0");
+    find("/dev/infiniband/rdma_cm");
     find("/sys/class/infiniband/mlx5_0/node_type");
     find("/sys/class/infiniband/mlx5_0/ports/1/gids/0");
     find("/sys/class/infiniband_verbs");
     find("/proc/self/maps");
+    list("/dev/infiniband");
     list("/sys/class/infiniband");
     list("/sys/class/infiniband/mlx5_0/ports");
     list("/proc/self/task");

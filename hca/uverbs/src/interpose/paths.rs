@@ -60,6 +60,10 @@ path_hooks! {
     realpath(; resolved: *mut c_char) -> *mut c_char;
     __realpath_chk(; resolved: *mut c_char, size: size_t) -> *mut c_char;
     canonicalize_file_name(;) -> *mut c_char;
+    getxattr(; name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t;
+    lgetxattr(; name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t;
+    listxattr(; list: *mut c_char, size: size_t) -> ssize_t;
+    llistxattr(; list: *mut c_char, size: size_t) -> ssize_t;
 }
 
 // Programs that were linked to a C library before 2.33, in which `stat` and its like were inline.
