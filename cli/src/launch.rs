@@ -12,7 +12,7 @@ use crate::output::error_line;
 use barewire_bootstrap::LISTENER_VARIABLE;
 use barewire_tcp::descriptors;
 use barewire_tcp::interfaces::advise;
-use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
+use barewire_tcp::key::{KEY_VARIABLE, Key};
 use rustix::io::FdFlags;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     let mut ranks = Ranks(Vec::new());
     let mut printers = Vec::new();
     let mut key = None;
-    if std::env::var_os(KEY_VARIABLE).is_none() && std::env::var_os(KEY_FILE_VARIABLE).is_none() {
+    if !Key::is_in_env() {
         key = Some(Key::generate().map_err(|error| Error::Local(error.to_string()))?.to_digits());
     }
     for rank in 0..args.count {

@@ -200,7 +200,8 @@ struct Folder {
 impl Folder {
     /// Returns `None` if there is no runtime directory, or others have access to it.
     fn of(user: User) -> Option<Self> {
-        let path = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("barewire");
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty())?;
+        let path = PathBuf::from(runtime).join("barewire");
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return None,
             _ => {}

@@ -148,8 +148,7 @@ fn hand_on_key(cli: &Cli) -> Result<(), Error> {
     if let Some(file) = &cli.key_file {
         set(KEY_FILE_VARIABLE, file.as_os_str());
     }
-    let given =
-        std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
+    let given = Key::is_in_env();
     if given && (cli.key_file.is_some() || makes_pair(&cli.command)) {
         // A key that cannot be read is reported before any output.
         let key = crate::transports::key()?;

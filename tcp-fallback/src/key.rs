@@ -1,5 +1,6 @@
 //! The secret that the processes of a job share.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -128,13 +129,17 @@ impl Key {
         Self::parse(&bytes).ok_or_else(|| KeyError::Malformed { place: path.display().to_string() })
     }
 
+    /// Returns whether a variable names a key. As for other settings, an empty variable is not set.
+    pub fn is_in_env() -> bool {
+        variable(KEY_FILE_VARIABLE).is_some() || variable(KEY_VARIABLE).is_some()
+    }
+
     /// The key in the file `BAREWIRE_KEY_FILE`, or of the digits `BAREWIRE_KEY`. Returns `None` if
     /// neither variable is set.
     ///
     /// # Errors
     /// As [`Self::from_file`].
     pub fn from_env() -> Result<Option<Self>, KeyError> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(path) = variable(KEY_FILE_VARIABLE) {
             return Self::from_file(Path::new(&path)).map(Some);
         }
@@ -191,6 +196,11 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
     }
+}
+
+/// Returns the value of an environment variable that is not empty.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 fn parse_digits(digits: &str) -> Option<[u8; KEY_BYTES]> {

@@ -52,7 +52,8 @@ impl Config {
     const ENDPOINTS: u32 = 4096;
 
     fn new(interface: InterfaceConfig) -> Self {
-        let is_limited = std::env::var_os("BAREWIRE_MAX_ENDPOINTS").is_some();
+        let limit = std::env::var_os("BAREWIRE_MAX_ENDPOINTS");
+        let is_limited = limit.is_some_and(|limit| !limit.is_empty());
         let interface =
             if is_limited { interface } else { interface.max_endpoints(Self::ENDPOINTS) };
         Self { interface, segment: usize::MAX, failure: Level::DIAG }

@@ -110,3 +110,10 @@ fn the_guide_has_the_message_sizes_of_each_transport() {
         assert_eq!(cells[1..], sizes, "{row}");
     }
 }
+
+#[test]
+fn an_empty_variable_is_as_one_that_is_not_set() {
+    let empty = ["BAREWIRE_KEY_FILE", "BAREWIRE_KEY", "XDG_RUNTIME_DIR", "BAREWIRE_SEND_RING"];
+    let perf = ["perf", "-t", "am_lat", "-n", "10", "-x", "tcp"];
+    start_with(&perf, &empty.map(|name| (name, ""))).end(PATIENCE).succeeded();
+}
