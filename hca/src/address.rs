@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use barewire_layouts::command::capability::PortType;
+
 /// Returns whether `address` is the address of a single host.
 pub(crate) fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
@@ -43,6 +45,19 @@ pub(crate) fn group(gid: [u8; 16]) -> Option<IpAddr> {
     Some(IpAddr::from(gid).to_canonical()).filter(IpAddr::is_multicast)
 }
 
+/// Returns the address to which datagrams to a group go on the wire, from ports with addresses like
+/// `own`. InfiniBand has groups of any GID of multicast, also on ports with IPv4 addresses: there, a
+/// group of 239.0.0.0/8 stands for one, chosen by a hash (FNV-1a) of the GID.
+pub(crate) fn group_on_wire(gid: [u8; 16], port_type: PortType, own: IpAddr) -> Option<IpAddr> {
+    let group = group(gid)?;
+    if port_type != PortType::InfiniBand || group.is_ipv4() || own.is_ipv6() {
+        return Some(group);
+    }
+    let add = |hash: u32, &byte: &u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let [a, b, c, d] = gid.iter().fold(0x811c_9dc5, add).to_be_bytes();
+    Some(Ipv4Addr::new(239, a ^ b, c, d).into())
+}
+
 /// Returns a locally administered MAC address derived from the IP address, or that of a multicast
 /// group (RFC 1112, RFC 2464). No packet uses it; tools expect a device to have one.
 pub fn mac(address: IpAddr) -> [u8; 6] {
@@ -81,6 +96,23 @@ mod tests {
         for host in ["127.7.0.1", "::", "fe80::1", "255.255.255.255"] {
             assert_eq!(group(gid(host.parse().unwrap())), None, "{host}");
         }
+    }
+
+    #[test]
+    fn groups_of_infiniband_have_addresses_of_the_ports_version() {
+        let [one, two] = [1, 2].map(|last| {
+            let gid: std::net::Ipv6Addr = format!("ff12:401b:ffff::f01:{last}").parse().unwrap();
+            gid.octets()
+        });
+        let (four, six) = (IpAddr::from([127, 66, 0, 1]), IpAddr::from([1; 16]));
+        let of = |gid, own| group_on_wire(gid, PortType::InfiniBand, own).unwrap();
+        assert!(of(one, four).is_ipv4() && of(one, four).is_multicast());
+        assert_ne!(of(one, four), of(two, four));
+        assert_eq!(of(one, six), IpAddr::from(one));
+        assert_eq!(group_on_wire(one, PortType::Ethernet, four), Some(IpAddr::from(one)));
+        let ip = IpAddr::from([239, 1, 2, 3]);
+        assert_eq!(of(gid(ip), four), ip);
+        assert_eq!(group_on_wire(gid(four), PortType::InfiniBand, four), None);
     }
 
     #[test]

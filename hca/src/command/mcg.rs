@@ -7,7 +7,7 @@ use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::prm::View;
 
 use super::{CommandSyndrome, Outcome};
-use crate::address::group;
+use crate::address::group_on_wire;
 use crate::engine::Context;
 use crate::object::FullGroup;
 
@@ -20,7 +20,7 @@ pub(super) fn attach(device: &mut Context<'_>, input: View<'_, AttachToMcgIn>) -
         return Err(CommandSyndrome::GroupService);
     }
     let gid = input.array(AttachToMcgIn::MULTICAST_GID);
-    let group = group(gid).ok_or(CommandSyndrome::GroupGid)?;
+    let group = group(device, gid).ok_or(CommandSyndrome::GroupGid)?;
     let groups = &device.objects.groups;
     if groups.is_attached(group, qpn) {
         return Ok(());
@@ -44,7 +44,7 @@ pub(super) fn attach(device: &mut Context<'_>, input: View<'_, AttachToMcgIn>) -
 /// PRM: DETACH_FROM_MCG.
 pub(super) fn detach(device: &mut Context<'_>, input: View<'_, DetachFromMcgIn>) -> Outcome {
     let qpn = input.get(DetachFromMcgIn::QPN);
-    let group = group(input.array(DetachFromMcgIn::MULTICAST_GID));
+    let group = group(device, input.array(DetachFromMcgIn::MULTICAST_GID));
     let group = group.filter(|&group| device.objects.groups.is_attached(group, qpn));
     end(device, group.ok_or(CommandSyndrome::NotAttached)?, qpn);
     Ok(())
@@ -55,6 +55,13 @@ pub(super) fn detach_all(device: &mut Context<'_>, qpn: u32) {
     while let Some(group) = device.objects.groups.group_of(qpn) {
         end(device, group, qpn);
     }
+}
+
+/// Returns the address of a group on the wire.
+fn group(device: &Context<'_>, gid: [u8; 16]) -> Option<IpAddr> {
+    // All ports have addresses of one version.
+    let own = device.ports.first()?.address;
+    group_on_wire(gid, device.objects.port_type, own)
 }
 
 fn end(device: &mut Context<'_>, group: IpAddr, qpn: u32) {

@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::MASK_24;
 use barewire_layouts::wqe::{AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR};
 
 use super::report::Finding;
 use super::segments::Segments;
-use crate::address::{from_gid, group};
+use crate::address::{from_gid, group_on_wire};
 use crate::limits;
 
 /// A Q_Key with this bit stands for the sender's own (IBTA 10.2.5: privileged Q_Keys).
@@ -45,10 +46,11 @@ impl Destination {
         }
     }
 
-    /// Returns the address that a datagram goes to: the receiver's, or that of a multicast group.
-    pub(super) fn receiver(&self, own: IpAddr) -> Option<IpAddr> {
+    /// Returns the address that a datagram from a port of this type with address `own` goes to: the
+    /// receiver's, or that of a multicast group.
+    pub(super) fn receiver(&self, port_type: PortType, own: IpAddr) -> Option<IpAddr> {
         let group = match self.route {
-            Route::Gid(gid) => group(gid),
+            Route::Gid(gid) => group_on_wire(gid, port_type, own),
             Route::Lid(_) => None,
         };
         group.or_else(|| self.address(own))

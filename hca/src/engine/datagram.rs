@@ -1,6 +1,7 @@
 //! Reception of unreliable datagrams (IBTA 9.8.3): one packet each, from any sender that has the
 //! Q_Key.
 
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
 use barewire_layouts::roce::{Headers, MASK_24};
@@ -12,7 +13,7 @@ use super::fetch::Receive;
 use super::responder::{Refusal, take_receive};
 use super::{Port, Qp, paging};
 use crate::memory::TranslationError;
-use crate::wire::headers::{GRH, network};
+use crate::wire::headers::{GRH, global_route, network};
 use crate::wire::packet::Packet;
 
 /// Receives a datagram from the wire. Dropping one is not reported.
@@ -44,7 +45,10 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         return fail(qp, port, Some(receive), Some(Syndrome::LocalLength.into()));
     }
     let to = packet.group.unwrap_or(port.address);
-    let header = network((packet.source, to), packet.class, packet.length);
+    let header = match port.port_type {
+        PortType::InfiniBand => global_route((packet.source, to), packet.class, packet.length),
+        PortType::Ethernet => network((packet.source, to), packet.class, packet.length),
+    };
     let user = qp.receiver(receive.pd);
     // Header and data are scattered to the CQE together or not at all.
     let data = if length as usize <= qp.scatter.responder {

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use barewire_layouts::command::capability::PortType;
+
 use super::{Context, Finding, Objects, Qp, Report, Reports, ResponderContext};
 use crate::counters::Counters;
 use crate::memory::Memory;
@@ -23,6 +25,7 @@ pub(super) struct Port<'a> {
     /// The packet being built.
     pub(super) frame: &'a mut Vec<u8>,
     pub(super) address: IpAddr,
+    pub(super) port_type: PortType,
     pub(super) now: u64,
     /// Number of the last DC connection request.
     pub(super) last_connection: &'a mut u64,
@@ -70,6 +73,7 @@ fn parts<'a>(
         srqs,
         gids,
         memory,
+        port_type,
         last_connection,
         requirements,
         ..
@@ -85,6 +89,7 @@ fn parts<'a>(
         reports: &mut *context.reports,
         frame,
         address: *address,
+        port_type: *port_type,
         now: context.now,
         last_connection,
         late_reads: requirements.late_reads,

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use super::ROCE_PORT;
+use crate::address::gid;
 
 /// Bytes before a received datagram's payload: room for a global routing header (IBTA 8.3).
 pub(crate) const GRH: usize = 40;
@@ -50,6 +51,24 @@ pub(crate) fn network(
     header
 }
 
+/// Returns the global routing header of a datagram that InfiniBand ports deliver (IBTA 8.3). Their
+/// devices have GIDs for addresses, and packets here always carry the addresses of both ends.
+pub(crate) fn global_route(
+    (source, destination): (IpAddr, IpAddr),
+    class: u8,
+    length: usize,
+) -> [u8; GRH] {
+    /// IBA transport, instead of UDP.
+    const NEXT_HEADER: u8 = 0x1b;
+    let mut header = [0; GRH];
+    header[..2].copy_from_slice(&(0x6000 | u16::from(class) << 4).to_be_bytes());
+    header[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+    (header[6], header[7]) = (NEXT_HEADER, HOP_LIMIT);
+    header[8..24].copy_from_slice(&gid(source));
+    header[24..40].copy_from_slice(&gid(destination));
+    header
+}
+
 /// Returns the UDP header of `length` bytes from `source_port`. Its checksum is zero, for none.
 pub(crate) fn udp(source_port: u16, length: usize) -> [u8; UDP] {
     let mut header = [0; UDP];
@@ -79,6 +98,15 @@ mod tests {
         assert_eq!(header[32..], [127, 2, 0, 1, 127, 2, 0, 2]);
         // The sum over a header with its checksum is all ones.
         assert_eq!(checksum(&header[20..]), 0);
+    }
+
+    #[test]
+    fn infiniband_has_gids_in_either_case() {
+        let header = global_route(([127, 66, 0, 1].into(), [127, 66, 0, 2].into()), 0x68, 24);
+        assert_eq!(header[..8], [0x66, 0x80, 0, 0, 0, 24, 0x1b, 64]);
+        let own = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 66, 0];
+        assert_eq!((&header[8..23], header[23]), (&own[..], 1));
+        assert_eq!((&header[24..39], header[39]), (&own[..], 2));
     }
 
     #[test]

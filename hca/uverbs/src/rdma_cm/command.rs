@@ -1,6 +1,6 @@
 //! The commands that programs write to the file.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::RawFd;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -10,7 +10,8 @@ use super::abi::{
     EventResponse, Function, GetEvent, InitQpAttr, JoinIpMcast, JoinMcast, Listen, MigrateId,
     Notify, Query, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, option,
 };
-use super::{Channel, address, directory};
+use super::address::{self, Address};
+use super::{Channel, directory};
 use crate::errno::Errno;
 use crate::explain::explained;
 use crate::{process, user_memory};
@@ -68,7 +69,7 @@ impl Arguments<'_> {
 }
 
 /// Returns whether this machine has the address.
-fn is_local(address: SocketAddr) -> bool {
+fn is_local(address: Address) -> bool {
     address.ip().is_loopback() || UdpSocket::bind((address.ip(), 0)).is_ok()
 }
 
@@ -76,9 +77,7 @@ impl Channel {
     /// Executes a command.
     pub(crate) fn execute(&self, bytes: &[u8]) -> Result<Outcome, Errno> {
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| Errno::INVALID)?;
-        // librdmacm asks by a bind to an InfiniBand address whether there are such.
-        let is_probe = |error| header.cmd == command::BIND && error == Errno(libc::EAFNOSUPPORT);
-        explained(&Function(header.cmd), is_probe, || self.executed(header, rest))
+        explained(&Function(header.cmd), |_| false, || self.executed(header, rest))
     }
 
     fn executed(&self, header: CommandHeader, rest: &[u8]) -> Result<Outcome, Errno> {
@@ -215,7 +214,7 @@ impl Channel {
         names: (u32, u64),
         address: &[u8],
     ) -> Result<(), Errno> {
-        let group = address::read(address)?.ok_or(Errno::INVALID)?.ip();
+        let group = address::read(address)?.ok_or(Errno::INVALID)?;
         let number = self.with(|state, _| state.join(self.number, names, group))?;
         arguments.put_all(response, &number).inspect_err(|_| {
             // The first error is the one to report.
@@ -227,7 +226,11 @@ impl Channel {
         let request: Connect = arguments.get(size_of::<Ece>())?;
         let (service, destination) =
             self.with(|state, _| state.destination(self.number, request.id))?;
-        let peer = directory::find(service, destination.ip());
+        // A GID names a device, an IP address also a machine.
+        let peer = match destination.native {
+            Some(_) => Some(destination.ip()),
+            None => directory::find(service, destination.ip()),
+        };
         self.with(|state, now| state.connect(self.number, &request, peer, now))
     }
 

@@ -1,12 +1,12 @@
 //! What programs do with connections: connect, accept, reject, disconnect, destroy.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Instant;
 
 use barewire_layouts::management::connection::{reason, status};
 
 use super::abi::{Accept, ConnParam, Connect, Ece, EventType, Reject};
-use super::address::{Ends, gid};
+use super::address::{Address, Ends, gid};
 use super::link::{Link, Stage, TIME_WAIT};
 use super::message::{
     ConnectionRequest, Content, Enhancements, Ids, PACKET_LIFETIME, Parameters, write,
@@ -49,15 +49,11 @@ fn parameters(given: &ConnParam, ece: Ece) -> Parameters {
 
 impl State {
     /// Returns the service and the destination that an identifier is to be connected to.
-    pub(super) fn destination(
-        &mut self,
-        channel: u64,
-        id: u32,
-    ) -> Result<(u64, SocketAddr), Errno> {
+    pub(super) fn destination(&mut self, channel: u64, id: u32) -> Result<(u64, Address), Errno> {
         let entry = self.id(channel, id)?;
         let destination = entry.destination.filter(|_| entry.routed && entry.link.is_none());
         let destination = destination.ok_or(Errno::INVALID)?;
-        Ok((entry.service(destination.port()), destination))
+        Ok((destination.service(entry.space), destination))
     }
 
     /// Sends a request to the port with address `peer`. Without an address, no program listens at the
@@ -89,7 +85,9 @@ impl State {
             self.tell(id, event, status, |_| {});
             return Ok(());
         };
-        let ends = Ends { source, destination: peer };
+        // The private data begins with the IP addresses of both ends, unless GIDs name them.
+        let ends = Ends { source: source.socket, destination: peer };
+        let offset = if source.native.is_some() { 0 } else { Ends::BYTES };
         let local = parameters(given, command.ece);
         let stage = if datagram { Stage::ServiceRequested } else { Stage::RequestSent };
         let mut link = Link::new(stage, index, peer);
@@ -99,12 +97,12 @@ impl State {
         let (data, length) = (&given.private_data[..], given.private_data_len);
         let number = self.unused_number();
         let content = if datagram {
-            let mut private = private(Ends::BYTES, data, length)?;
-            ends.write(&mut private);
+            let mut private = private(offset, data, length)?;
+            ends.write(&mut private[..offset]);
             Content::ServiceRequest { id: number, service, private }
         } else {
-            let mut private = private(Ends::BYTES, data, length)?;
-            ends.write(&mut private);
+            let mut private = private(offset, data, length)?;
+            ends.write(&mut private[..offset]);
             Content::Request(ConnectionRequest {
                 id: number,
                 service,
@@ -113,6 +111,7 @@ impl State {
                 parameters: local,
                 mtu: link.mtu,
                 gids: [gid(port.address), gid(peer)],
+                lids: port.route(peer).lids,
                 traffic_class,
                 ack_timeout: link.ack_timeout,
                 private,

@@ -92,6 +92,7 @@ fn datagram(links: &BTreeMap<u32, Link>, script: &mut Script<'_>) -> (IpAddr, By
             parameters: parameters(qpn, script),
             mtu: 5,
             gids: [[1; 16], [2; 16]],
+            lids: (kind & 8 != 0).then_some([1, 2]),
             traffic_class: 0,
             ack_timeout: 17,
             private: private[..92].try_into().expect("its length"),
@@ -134,7 +135,14 @@ struct Program {
 impl Program {
     fn new() -> Self {
         let mut state = State::new();
-        state.ports.push(Port { device: 0, number: 1, guid: [1; 8], address: own(), mtu: 5 });
+        state.ports.push(Port {
+            device: 0,
+            number: 1,
+            guid: [1; 8],
+            address: own(),
+            mtu: 5,
+            infiniband: None,
+        });
         let channel = state.open(Signal::new(0).expect("an eventfd").1);
         let mut program = Self { state, channel, now: Instant::now(), actions: 0 };
         for kind in [RC, UD] {
@@ -354,7 +362,7 @@ fn command_of(manager: &Manager, room: &mut Room, script: &mut Script<'_>) -> Ve
         };
         for &place in addresses {
             let ip = if script.byte() & 1 == 0 { own() } else { [0; 4].into() };
-            let (address, size) = sockaddr(Some(SocketAddr::new(ip, script.number())));
+            let (address, size) = sockaddr(Some(SocketAddr::new(ip, script.number()).into()));
             put(&mut arguments, place, &address[..usize::from(size)]);
         }
         match number {
@@ -409,8 +417,14 @@ fn any_commands() {
         let manager = Arc::new(Manager::new().expect("an eventfd"));
         manager.open_devices().expect("an address of 127.0.0.0/8 is free");
         // Of a device that there is not, so that no datagram reaches another program.
-        super::lock(&manager.state).ports =
-            vec![Port { device: usize::MAX, number: 1, guid: [1; 8], address: own(), mtu: 5 }];
+        super::lock(&manager.state).ports = vec![Port {
+            device: usize::MAX,
+            number: 1,
+            guid: [1; 8],
+            address: own(),
+            mtu: 5,
+            infiniband: None,
+        }];
         let mut files = [0, 0].map(|_| Some(manager.open(libc::O_CLOEXEC).expect("an eventfd")));
         let mut room = Room([0; 1024]);
         let mut commands = 0;

@@ -68,6 +68,8 @@ pub(super) struct ConnectionRequest {
     pub(super) parameters: Parameters,
     pub(super) mtu: u8,
     pub(super) gids: [[u8; 16]; 2],
+    /// The LIDs of a path within one InfiniBand subnet.
+    pub(super) lids: Option<[u16; 2]>,
     pub(super) traffic_class: u8,
     pub(super) ack_timeout: u8,
     pub(super) private: [u8; 92],
@@ -203,6 +205,9 @@ fn request(bytes: &Bytes, options: u32) -> Option<ConnectionRequest> {
         },
         mtu: view.get(Request::MTU),
         gids: [path.array(Path::LOCAL_GID), path.array(Path::REMOTE_GID)],
+        lids: path
+            .get(Path::SUBNET_LOCAL)
+            .then(|| [path.get(Path::LOCAL_LID), path.get(Path::REMOTE_LID)]),
         traffic_class: path.get(Path::TRAFFIC_CLASS),
         ack_timeout: path.get(Path::ACK_TIMEOUT),
         private: view.array(Request::PRIVATE),
@@ -333,14 +338,17 @@ fn write_request(bytes: &mut Bytes, request: &ConnectionRequest) {
             .set(Request::EXTENDED_SERVICE, extended)
             .set_array(Request::PRIVATE, request.private);
         let [local, remote] = request.gids;
+        let is_local = request.lids.is_some();
+        let [local_lid, remote_lid] = request.lids.unwrap_or([NO_LID; 2]);
         view.nested(Request::PRIMARY)
-            .set(Path::LOCAL_LID, NO_LID)
-            .set(Path::REMOTE_LID, NO_LID)
+            .set(Path::LOCAL_LID, local_lid)
+            .set(Path::REMOTE_LID, remote_lid)
+            .set(Path::SUBNET_LOCAL, is_local)
             .set_array(Path::LOCAL_GID, local)
             .set_array(Path::REMOTE_GID, remote)
             .set(Path::RATE, RATE)
             .set(Path::TRAFFIC_CLASS, request.traffic_class)
-            .set(Path::HOP_LIMIT, HOP_LIMIT)
+            .set(Path::HOP_LIMIT, if is_local { 0 } else { HOP_LIMIT })
             .set(Path::ACK_TIMEOUT, request.ack_timeout);
     });
 }
@@ -373,12 +381,14 @@ mod tests {
             parameters: Parameters { retries: 7, ..parameters },
             mtu: 5,
             gids: [[3; 16], [4; 16]],
+            lids: Some([0x102, 0x103]),
             traffic_class: 8,
             ack_timeout: 17,
             private: [5; 92],
         };
         for content in [
             Content::Request(request),
+            Content::Request(ConnectionRequest { lids: None, ..request }),
             Content::Reply { pair, guid: [8; 8], parameters, private: [9; 196] },
             Content::ReadyToUse(pair),
             Content::Rejected { pair, message: 1, reason: 28, private: [3; 148] },

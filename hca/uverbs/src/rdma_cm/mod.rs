@@ -36,13 +36,13 @@ use barewire_hca::Management;
 use crate::adapter::Adapter;
 use crate::config::Link;
 use crate::errno::Errno;
-use crate::method::active_mtu;
+use crate::method::{active_mtu, lid};
 use crate::process;
 use crate::signals::Blocked;
 use directory::Found;
 use life::Life;
 use signal::Signal;
-use state::{Port, State};
+use state::{InfiniBand, Port, State};
 
 pub(crate) use command::{LONGEST, Outcome};
 
@@ -148,15 +148,23 @@ impl Manager {
         for number in 0..process::get().devices() {
             let adapter = process::get().adapter_or_open(number)?;
             let management = adapter.device.management().map_err(|_| Errno::IO)?;
-            // InfiniBand ports have no IP addresses here.
-            let count = if adapter.link == Link::Roce { adapter.ports } else { 0 };
-            for port in 1..=count {
+            for port in 1..=adapter.ports {
+                let infiniband = match adapter.link {
+                    Link::Roce => None,
+                    Link::InfiniBand => Some(InfiniBand {
+                        lid: lid(&adapter, port)?,
+                        global_route: adapter.device.requirements().global_route,
+                    }),
+                };
+                // Programs also use the address that the GID contains: as if the port had an IPoIB
+                // interface with this address.
                 ports.push(Port {
                     device: number,
                     number: port,
                     guid: adapter.guid()?,
                     address: canonical(adapter.own_gid(port)?),
                     mtu: active_mtu(&adapter)? as u8,
+                    infiniband,
                 });
             }
             opened.push(Device { adapter, management });
@@ -172,11 +180,8 @@ impl Manager {
     /// Gives a listener at any address its name.
     fn enter_name(&self, id: u32) {
         let state = lock(&self.state);
-        let service = state
-            .ids
-            .get(&id)
-            .filter(|id| id.only.is_none())
-            .and_then(|id| Some(id.service(id.source?.port())));
+        let service =
+            state.ids.get(&id).filter(|id| id.only.is_none()).and_then(state::Id::service);
         drop(state);
         let Some(service) = service else { return };
         let mut names = lock(&self.names);
@@ -201,7 +206,9 @@ impl Manager {
         let source = listener.and_then(|id| id.source);
         let mut ports = state.ports.iter().map(|port| port.address);
         let address = ports.find(|&port| {
-            source.is_none_or(|source| address::same_family(port, source.ip()) || source.is_ipv6())
+            let listens_to =
+                |own: address::Address| address::same_family(port, own.ip()) || own.ip().is_ipv6();
+            source.is_none_or(listens_to)
         })?;
         Some(Found { address, listens: listener.is_some() })
     }

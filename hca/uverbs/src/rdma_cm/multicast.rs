@@ -6,17 +6,23 @@
 
 use std::net::IpAddr;
 
-use barewire_layouts::roce::MULTICAST_QPN;
+use barewire_layouts::roce::{DEFAULT_PKEY, MULTICAST_QPN};
+use zerocopy::FromZeros;
 
 use super::UDP_QKEY;
 use super::abi::{EventType, UdParam};
-use super::address::same_family;
+use super::address::{self, Address, same_family};
+use super::message::HOP_LIMIT;
 use super::receive::path_to;
-use super::state::{State, datagram_event};
+use super::state::{PS_UDP, State, datagram_event};
+use crate::abi::AhAttribute;
 use crate::errno::Errno;
 
 /// `ENOTSUPP`, with which the kernel refuses groups that a port does not have.
 const NOT_SUPPORTED: Errno = Errno(524);
+/// The multicast LIDs of InfiniBand, of which the last is not one.
+const FIRST_LID: u16 = 0xc000;
+const LIDS: u16 = 0x4000;
 /// Most memberships of a process.
 const MOST: usize = 1 << 16;
 
@@ -36,19 +42,36 @@ impl State {
         &mut self,
         channel: u64,
         (id, uid): (u32, u64),
-        group: IpAddr,
+        group: Address,
     ) -> Result<u32, Errno> {
         let entry = self.id(channel, id)?;
         let is_new = entry.listening.is_none() && entry.link.is_none() && !entry.routed;
-        if !entry.is_datagram() || !is_new || group.is_unspecified() {
+        if !entry.is_datagram() || !is_new || group.ip().is_unspecified() {
             return Err(Errno::INVALID);
         }
-        let traffic_class = entry.traffic_class;
-        let port = entry.port.and_then(|index| self.ports.get(index)).ok_or(Errno::INVALID)?;
-        let number = port.number;
-        if !same_family(port.address, group) {
-            return Err(NOT_SUPPORTED);
-        }
+        let (traffic_class, space) = (entry.traffic_class, entry.space);
+        let port = entry.port.and_then(|index| self.ports.get(index));
+        let port = *port.ok_or(Errno::INVALID.because("id: it is bound to no device"))?;
+        let path = match port.infiniband {
+            Some(_) => {
+                let gid = infiniband_group(group, space);
+                AhAttribute {
+                    dgid: gid,
+                    hop_limit: HOP_LIMIT,
+                    traffic_class,
+                    dlid: group_lid(gid),
+                    is_global: 1,
+                    port_num: port.number,
+                    ..AhAttribute::new_zeroed()
+                }
+            }
+            None if group.native.is_some() => {
+                return Err(NOT_SUPPORTED
+                    .because("addr: a GID as a group (AF_IB) needs an InfiniBand port (--ib)"));
+            }
+            None if !same_family(port.address, group.ip()) => return Err(NOT_SUPPORTED),
+            None => path_to(group.ip(), &port, traffic_class),
+        };
         if self.memberships.len() >= MOST {
             return Err(Errno::NO_MEMORY);
         }
@@ -60,7 +83,7 @@ impl State {
             (response.uid, response.id) = (uid, membership);
             let parameters = |parameters: &mut UdParam| {
                 (parameters.qp_num, parameters.qkey) = (MULTICAST_QPN, UDP_QKEY);
-                parameters.ah_attr = path_to(group, number, traffic_class);
+                parameters.ah_attr = path;
             };
             datagram_event(response, parameters, &[]);
         });
@@ -83,11 +106,69 @@ impl State {
     }
 }
 
+/// Returns the GID of a group on InfiniBand ports: a GID itself, or the group of link-local scope that
+/// IPoIB has for an IP address (linux cma.c: `cma_set_mgid`; RFC 4391, section 4).
+fn infiniband_group(group: Address, space: u16) -> [u8; 16] {
+    /// The lower byte of the signature of IPoIB, and of UDP in its place.
+    const SIGNATURE: u8 = 0x1b;
+    const UDP_SIGNATURE: u8 = 0x01;
+    let [partition, key] = DEFAULT_PKEY.to_be_bytes();
+    let signature = if space == PS_UDP { UDP_SIGNATURE } else { SIGNATURE };
+    let start = |version| [0xff, 0x12, version, signature, partition, key];
+    let mut gid = [0; 16];
+    match group.ip() {
+        _ if group.native.is_some() => return address::gid(group.ip()),
+        // One that a subnet manager has chosen.
+        IpAddr::V6(group) if matches!(group.octets(), [0xff, scope, 0xa0, 0x1b, ..] if scope >> 4 == 1) =>
+        {
+            return group.octets();
+        }
+        IpAddr::V4(group) => {
+            gid[..6].copy_from_slice(&start(0x40));
+            gid[12..].copy_from_slice(&group.octets());
+            gid[12] &= 0x0f;
+        }
+        IpAddr::V6(group) => {
+            gid[..6].copy_from_slice(&start(0x60));
+            gid[6..].copy_from_slice(&group.octets()[6..]);
+        }
+    }
+    gid
+}
+
+/// Returns a multicast LID for a group. Devices here do not need it.
+fn group_lid(gid: [u8; 16]) -> u16 {
+    let [.., high, low] = gid;
+    FIRST_LID + u16::from_be_bytes([high, low]) % (LIDS - 1)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use zerocopy::FromBytes;
 
+    use super::{group_lid, infiniband_group};
     use crate::rdma_cm::abi::{JoinIpMcast, JoinMcast};
+    use crate::rdma_cm::state::PS_UDP;
+
+    /// As the kernel's `ip_ib_mc_map` and `ipv6_ib_mc_map` make them.
+    #[test]
+    fn groups_of_ip_addresses_have_gids_of_ipoib() {
+        for (address, space, group) in [
+            ("239.1.2.3", PS_UDP, "ff12:4001:ffff::f01:203"),
+            ("239.1.2.3", 2, "ff12:401b:ffff::f01:203"),
+            ("ff0e::1:2:3", PS_UDP, "ff12:6001:ffff:0:0:1:2:3"),
+            ("ff12:a01b:fe80::7", PS_UDP, "ff12:a01b:fe80::7"),
+        ] {
+            let socket = SocketAddr::new(address.parse().unwrap(), 0);
+            let group: std::net::Ipv6Addr = group.parse().unwrap();
+            let gid = infiniband_group(socket.into(), space);
+            assert_eq!(gid, group.octets(), "{address}");
+            assert!((0xc000..0xffff).contains(&group_lid(gid)));
+        }
+        assert!((0xc000..0xffff).contains(&group_lid([0xff; 16])));
+    }
 
     /// As librdmacm 44 writes them.
     #[test]

@@ -1,6 +1,8 @@
 //! What a program asks of an identifier: its addresses, its path, and the attributes with which its
 //! queue pair is to be modified.
 
+use std::net::IpAddr;
+
 use barewire_layouts::roce::DEFAULT_PKEY;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -11,9 +13,9 @@ use super::abi::{
 };
 use super::address::{IB, gid, write, write_gid};
 use super::link::Stage;
-use super::message::{HOP_LIMIT, PACKET_LIFETIME, RATE, Transport};
+use super::message::{PACKET_LIFETIME, RATE, Transport};
 use super::receive::path_to;
-use super::state::{Id, State};
+use super::state::{Id, Port, Route, State};
 use crate::abi::access;
 use crate::errno::Errno;
 use crate::qp_type::{bit, state};
@@ -36,6 +38,12 @@ impl State {
         let peer = id.link.and_then(|link| self.links.get(&link)).map(|link| link.peer);
         let peer = peer.or(id.destination.map(|destination| destination.ip()));
         [source.map_or([0; 16], gid), peer.map_or([0; 16], gid)]
+    }
+
+    /// Returns the route of an identifier at its port.
+    fn route(&self, id: &Id, port: &Port) -> Route {
+        let [_, peer] = self.gids(id);
+        port.route(IpAddr::from(peer).to_canonical())
     }
 
     /// `rdma_ucm_query_route_resp`.
@@ -66,10 +74,14 @@ impl State {
         response.ib_route[0] =
             PathRecord { dgid, sgid, pkey: DEFAULT_PKEY.to_be(), ..PathRecord::new_zeroed() };
         if entry.routed {
+            let Route { lids, hop_limit } = self.route(entry, port);
+            let [slid, dlid] = lids.unwrap_or_default();
             response.ib_route[0] = PathRecord {
+                dlid: dlid.to_be(),
+                slid: slid.to_be(),
                 reversible: 1,
                 mtu: port.mtu.into(),
-                hop_limit: HOP_LIMIT,
+                hop_limit,
                 traffic_class: entry.traffic_class,
                 numb_path: 1,
                 mtu_selector: EXACTLY,
@@ -117,8 +129,12 @@ impl State {
                     let record = &mut path.path_rec;
                     record[8..24].copy_from_slice(&dgid);
                     record[24..40].copy_from_slice(&sgid);
+                    let Route { lids, hop_limit } = self.route(entry, port);
+                    let [slid, dlid] = lids.unwrap_or_default();
+                    record[40..42].copy_from_slice(&dlid.to_be_bytes());
+                    record[42..44].copy_from_slice(&slid.to_be_bytes());
                     // Flow label and hop limit, traffic class, reversible and number of paths.
-                    record[47] = HOP_LIMIT;
+                    record[47] = hop_limit;
                     record[48] = entry.traffic_class;
                     record[49] = 0x81;
                     record[50..52].copy_from_slice(&DEFAULT_PKEY.to_be_bytes());
@@ -144,10 +160,10 @@ impl State {
         let (datagram, qp_type) = (entry.is_datagram(), entry.qp_type);
         let (transport, link) = (entry.transport(), entry.link);
         let index = entry.port.ok_or(Errno::INVALID)?;
-        let port = self.ports.get(index).ok_or(Errno::NO_DEVICE)?.number;
+        let port = *self.ports.get(index).ok_or(Errno::NO_DEVICE)?;
         let link = link.filter(|_| !datagram).and_then(|link| self.links.get(&link));
         let mut attributes =
-            QpAttr { qp_state: command.qp_state, port_num: port, ..QpAttr::new_zeroed() };
+            QpAttr { qp_state: command.qp_state, port_num: port.number, ..QpAttr::new_zeroed() };
         let Some(link) = link else {
             attributes.qp_attr_mask = bit::STATE | bit::PKEY | bit::PORT;
             if datagram {
@@ -180,7 +196,7 @@ impl State {
             state::RTR if link.stage != Stage::RequestSent => {
                 attributes.qp_attr_mask =
                     bit::STATE | bit::PATH | bit::MTU | bit::DESTINATION | bit::RECEIVE_PSN;
-                attributes.ah_attr = path_to(link.peer, port, link.traffic_class);
+                attributes.ah_attr = path_to(link.peer, &port, link.traffic_class);
                 attributes.path_mtu = link.mtu.into();
                 attributes.dest_qp_num = link.remote.qpn;
                 attributes.rq_psn = link.local.psn;

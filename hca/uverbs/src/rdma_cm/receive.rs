@@ -13,12 +13,12 @@ use barewire_layouts::roce::ack_timeout_ns;
 use zerocopy::FromZeros;
 
 use super::abi::EventType;
-use super::address::{Ends, gid};
+use super::address::{Address, Ends, Native, gid};
 use super::link::{Due, Link, Stage, TIME_WAIT};
 use super::message::{
-    Bytes, ConnectionRequest, Content, HOP_LIMIT, Ids, Parameters, SERVICE_TIMEOUT, read, write,
+    Bytes, ConnectionRequest, Content, Ids, Parameters, SERVICE_TIMEOUT, read, write,
 };
-use super::state::{State, connection_event, datagram_event, enhancements_event, random};
+use super::state::{Port, State, connection_event, datagram_event, enhancements_event, random};
 use crate::abi::AhAttribute;
 use crate::explain;
 
@@ -144,7 +144,8 @@ impl State {
         if !(1..=mtu).contains(&request.mtu) {
             return self.refuse(arrival, request.id, reason::MTU);
         }
-        let Some(ends) = Ends::read(&request.private) else {
+        let Some((peer, data)) = self.source(listener, arrival, request.service, &request.private)
+        else {
             return self.refuse(arrival, request.id, reason::CONSUMER);
         };
         let mut link = Link::new(Stage::RequestReceived, arrival.port, arrival.source);
@@ -154,7 +155,7 @@ impl State {
         link.ack_timeout = request.ack_timeout;
         link.local.psn = random() as u32 & PSN;
         let theirs = request.parameters;
-        self.ask(listener, link, ends, |response| {
+        self.ask(listener, link, peer, |response| {
             connection_event(
                 response,
                 |event| {
@@ -166,10 +167,30 @@ impl State {
                     event.rnr_retry_count = theirs.rnr_retries;
                     event.srq = theirs.srq.into();
                 },
-                &request.private[Ends::BYTES..],
+                data,
             );
             enhancements_event(response, theirs.enhancements);
         });
+    }
+
+    /// Returns the address of the program that sends a request, and its private data: the data
+    /// begins with IP addresses, unless the listener is bound to a GID (linux cma.c:
+    /// `cma_user_data_offset`, `cma_save_ib_info`).
+    fn source<'a>(
+        &self,
+        listener: u32,
+        arrival: Arrival,
+        service: u64,
+        private: &'a [u8],
+    ) -> Option<(Address, &'a [u8])> {
+        let own = self.ids.get(&listener)?.source?;
+        if own.native.is_some() {
+            let socket = SocketAddr::new(arrival.source, own.port());
+            let native = Some(Native::of_service(service));
+            return Some((Address { socket, native }, private));
+        }
+        let (_, data) = private.split_at_checked(Ends::BYTES)?;
+        Some((Ends::read(private)?.source.into(), data))
     }
 
     /// Passes a request to the program that listens. If too many wait, the request is dropped, and
@@ -178,7 +199,7 @@ impl State {
         &mut self,
         listener: u32,
         mut link: Link,
-        ends: Ends,
+        peer: Address,
         fill: impl FnOnce(&mut super::abi::EventResponse),
     ) {
         let Some(entry) = self.ids.get_mut(&listener) else { return };
@@ -186,12 +207,10 @@ impl State {
             return;
         };
         backlog.room -= 1;
-        let local = SocketAddr::new(
-            self.ports.get(link.port).map_or(ends.destination, |port| port.address),
-            entry.source.map_or(0, |source| source.port()),
-        );
+        let Some(local) = entry.source else { return };
+        let local = self.ports.get(link.port).map_or(local, |port| local.with_ip(port.address));
         let number = self.unused_number();
-        let Ok(child) = self.child(listener, (link.port, number), (local, ends.source)) else {
+        let Ok(child) = self.child(listener, (link.port, number), (local, peer)) else {
             return;
         };
         link.id = Some(child);
@@ -378,7 +397,8 @@ impl State {
         if listener.is_none() && self.is_reopening(service, arrival.now) {
             return;
         }
-        let (Some(listener), Some(ends)) = (listener.filter(datagram), Ends::read(private)) else {
+        let from = |id| Some((id, self.source(id, arrival, service, private)?));
+        let Some((listener, (peer, data))) = listener.filter(datagram).and_then(from) else {
             let content = Content::ServiceReply {
                 id,
                 status: status::UNSUPPORTED,
@@ -392,8 +412,7 @@ impl State {
         let mut link = Link::new(Stage::ServiceAsked, arrival.port, arrival.source);
         (link.remote_id, link.service) = (id, service);
         link.transaction = arrival.transaction;
-        let data = &private[Ends::BYTES..];
-        self.ask(listener, link, ends, |response| datagram_event(response, |_| {}, data));
+        self.ask(listener, link, peer, |response| datagram_event(response, |_| {}, data));
     }
 
     /// SIDR_REP.
@@ -414,7 +433,7 @@ impl State {
         if code != status::VALID {
             return self.tell(id, EventType::Unreachable, code.into(), |_| {});
         }
-        let port = self.ports.get(link.port).map_or(1, |port| port.number);
+        let Some(port) = self.ports.get(link.port) else { return };
         let address = path_to(link.peer, port, link.traffic_class);
         self.tell(id, EventType::Established, 0, |response| {
             datagram_event(
@@ -479,13 +498,18 @@ pub(super) fn refused(event: EventType, code: i32) -> Option<&'static str> {
 }
 
 /// Returns the path to the port with address `peer`.
-pub(super) fn path_to(peer: IpAddr, port: u8, traffic_class: u8) -> AhAttribute {
-    AhAttribute {
-        dgid: gid(peer),
-        hop_limit: HOP_LIMIT,
-        traffic_class,
-        is_global: 1,
-        port_num: port,
+pub(super) fn path_to(peer: IpAddr, port: &Port, traffic_class: u8) -> AhAttribute {
+    let route = port.route(peer);
+    let is_global = route.hop_limit != 0;
+    let mut path = AhAttribute {
+        dlid: route.lids.map_or(0, |[_, lid]| lid),
+        is_global: is_global.into(),
+        port_num: port.number,
         ..AhAttribute::new_zeroed()
+    };
+    if is_global {
+        (path.dgid, path.hop_limit, path.traffic_class) =
+            (gid(peer), route.hop_limit, traffic_class);
     }
+    path
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::abi::{ConnParam, Ece, EventResponse, EventType, UdParam};
-use super::address::same_family;
+use super::address::{Address, gid, same_family};
 use super::link::{Link, Stage};
-use super::message::{Bytes, Enhancements, Transport};
+use super::message::{Bytes, Enhancements, HOP_LIMIT, Transport};
 use super::multicast::Membership;
 use super::receive::refused;
 use super::signal::Signal;
@@ -22,7 +22,7 @@ use crate::explain;
 const PS_IPOIB: u16 = 0x0002;
 pub(super) const PS_TCP: u16 = 0x0106;
 pub(super) const PS_UDP: u16 = 0x0111;
-const PS_IB: u16 = 0x013f;
+pub(super) const PS_IB: u16 = 0x013f;
 
 /// `IB_QPT_...`.
 const QPT_RC: u8 = 2;
@@ -41,6 +41,14 @@ const REOPENING: Duration = Duration::from_secs(3);
 /// Most identifiers of a process.
 const MOST_IDS: usize = 1 << 20;
 
+/// What an InfiniBand port has, and others do not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InfiniBand {
+    pub(super) lid: u16,
+    /// Whether all paths need a global route.
+    pub(super) global_route: bool,
+}
+
 /// A port of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Port {
@@ -51,6 +59,32 @@ pub(super) struct Port {
     pub(super) address: IpAddr,
     /// Its path MTU: the code of `IBV_MTU_...`.
     pub(super) mtu: u8,
+    /// What an InfiniBand port has.
+    pub(super) infiniband: Option<InfiniBand>,
+}
+
+/// How packets of a port reach a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    /// The LIDs of both ends, if they are in one InfiniBand subnet.
+    pub(super) lids: Option<[u16; 2]>,
+    /// 0 without a global route.
+    pub(super) hop_limit: u8,
+}
+
+impl Port {
+    /// Returns the route to the port with address `peer`. The LID of a port is the last 16 bits of
+    /// its address, so ports whose addresses are otherwise equal are in one subnet.
+    pub(super) fn route(&self, peer: IpAddr) -> Route {
+        let ([own @ .., _, _], [other @ .., high, low]) = (gid(self.address), gid(peer));
+        match self.infiniband {
+            Some(infiniband) if own == other => Route {
+                lids: Some([infiniband.lid, u16::from_be_bytes([high, low])]),
+                hop_limit: infiniband.global_route.into(),
+            },
+            _ => Route { lids: None, hop_limit: HOP_LIMIT },
+        }
+    }
 }
 
 /// A datagram to send.
@@ -103,8 +137,8 @@ pub(super) struct Id {
     pub(super) uid: u64,
     pub(super) space: u16,
     pub(super) qp_type: u8,
-    pub(super) source: Option<SocketAddr>,
-    pub(super) destination: Option<SocketAddr>,
+    pub(super) source: Option<Address>,
+    pub(super) destination: Option<Address>,
     /// Whether `source` was bound: others cannot bind the port.
     bound: bool,
     /// The only address to which it listens; `None` for those of all ports.
@@ -139,9 +173,9 @@ impl Id {
         }
     }
 
-    /// Returns the service at `port`.
-    pub(super) fn service(&self, port: u16) -> u64 {
-        u64::from(self.space) << 16 | u64::from(port)
+    /// Returns the service to which it is bound.
+    pub(super) fn service(&self) -> Option<u64> {
+        self.source.map(|source| source.service(self.space))
     }
 }
 
@@ -253,7 +287,7 @@ impl State {
         &mut self,
         listener: u32,
         (port, link): (usize, u32),
-        (source, destination): (SocketAddr, SocketAddr),
+        (source, destination): (Address, Address),
     ) -> Result<u32, Errno> {
         let parent = self.ids.get(&listener).ok_or(Errno::NO_ENTRY)?;
         let (channel, space, qp_type) = (parent.channel, parent.space, parent.qp_type);
@@ -294,30 +328,33 @@ impl State {
         &mut self,
         channel: u64,
         id: u32,
-        address: SocketAddr,
+        address: impl Into<Address>,
         local: bool,
     ) -> Result<(), Errno> {
+        let address = address.into();
         let entry = self.id(channel, id)?;
         if entry.source.is_some() {
             return Err(Errno::INVALID);
         }
-        let (space, reuse) = (entry.space, entry.reuse);
+        let (own_space, reuse) = (entry.space, entry.reuse);
         let ip = address.ip();
         let (port, only) = if ip.is_unspecified() {
             (None, None)
-        } else if let Some(index) = self.ports.iter().position(|port| port.address == ip) {
+        } else if let Some(index) = self.port_at(&address) {
             (Some(index), Some(ip))
+        } else if address.native.is_some() {
+            return Err(Errno::NO_DEVICE.because("addr: no InfiniBand port (--ib) has this GID"));
         } else if local {
             // The software devices stand for adapters with the addresses of the machine.
             (Some(self.port_for(ip).ok_or(Errno::NO_DEVICE)?), None)
         } else {
             return Err(Errno(libc::EADDRNOTAVAIL));
         };
+        let space = address.space(own_space)?;
         let taken = |number: u16| {
+            let service = u64::from(space) << 16 | u64::from(number);
             self.ids.values().any(|other| {
-                let same = other.bound
-                    && other.space == space
-                    && other.source.is_some_and(|source| source.port() == number);
+                let same = other.bound && other.service() == Some(service);
                 let overlaps = only.is_none() || other.only.is_none() || only == other.only;
                 let shared = reuse && other.reuse && other.listening.is_none();
                 same && overlaps && !shared
@@ -336,14 +373,31 @@ impl State {
             number => number,
         };
         let entry = self.id(channel, id)?;
-        entry.source = Some(SocketAddr::new(ip, number));
+        entry.source = Some(address.with_port(space, number));
         (entry.port, entry.only, entry.bound) = (port, only, true);
         Ok(())
+    }
+
+    /// Returns the port that has an address.
+    fn port_at(&self, address: &Address) -> Option<usize> {
+        self.ports.iter().position(|port| {
+            let has_kind = address.native.is_none() || port.infiniband.is_some();
+            port.address == address.ip() && has_kind
+        })
     }
 
     /// Returns the first port whose address has the family of `ip`.
     fn port_for(&self, ip: IpAddr) -> Option<usize> {
         self.ports.iter().position(|port| same_family(port.address, ip))
+    }
+
+    /// Returns the port by which a destination is reached.
+    fn port_to(&self, destination: &Address) -> Option<usize> {
+        let reaches = |port: &Port| {
+            let has_kind = destination.native.is_none() || port.infiniband.is_some();
+            has_kind && same_family(port.address, destination.ip())
+        };
+        self.port_at(destination).or_else(|| self.ports.iter().position(reaches))
     }
 
     /// Resolves a destination, and binds the identifier if it is not bound: to the port of its source
@@ -352,23 +406,29 @@ impl State {
         &mut self,
         channel: u64,
         id: u32,
-        (source, local): (Option<SocketAddr>, bool),
-        destination: SocketAddr,
+        (source, local): (Option<Address>, bool),
+        destination: impl Into<Address>,
     ) -> Result<(), Errno> {
+        let destination = destination.into();
+        let is_native = destination.native.is_some();
+        let reaching = self.port_to(&destination);
         let entry = self.id(channel, id)?;
         if entry.listening.is_some() || entry.link.is_some() || entry.destination.is_some() {
             return Err(Errno::INVALID);
         }
-        if entry.source.is_none() {
-            let any = if destination.is_ipv4() {
-                SocketAddr::from(([0; 4], 0))
-            } else {
-                SocketAddr::from(([0; 16], 0))
-            };
-            self.bind(channel, id, source.unwrap_or(any), local)?;
+        if is_native && reaching.is_none() {
+            return Err(Errno::NO_DEVICE.because(
+                "addr: an AF_IB address needs an InfiniBand port \
+                                                 (--ib)",
+            ));
         }
-        let own = self.ports.iter().position(|port| port.address == destination.ip());
-        let reaching = own.or_else(|| self.port_for(destination.ip()));
+        if entry.source.is_none() {
+            let source = source.unwrap_or_else(|| destination.any());
+            self.bind(channel, id, source, local)?;
+        }
+        if self.id(channel, id)?.source.is_some_and(|own| own.native.is_some() != is_native) {
+            return Err(Errno::INVALID.because("addr: source and destination are of two families"));
+        }
         let chosen = self.id(channel, id)?.port.or(reaching);
         let chosen =
             chosen.and_then(|index| self.ports.get(index).map(|port| (index, port.address)));
@@ -376,8 +436,7 @@ impl State {
         let status = match chosen {
             Some((index, address)) if same_family(address, destination.ip()) => {
                 entry.port = Some(index);
-                let number = entry.source.map_or(0, |source| source.port());
-                entry.source = Some(SocketAddr::new(address, number));
+                entry.source = entry.source.map(|source| source.with_ip(address));
                 entry.destination = Some(destination);
                 0
             }
@@ -418,10 +477,9 @@ impl State {
         let address = self.ports.get(port)?.address;
         let takes = |id: &Id| {
             let Some(source) = id.source.filter(|_| id.listening.is_some()) else { return false };
-            let family = same_family(source.ip(), address) || source.is_ipv6() && !id.only_family;
-            id.service(source.port()) == service
-                && id.only.is_none_or(|only| only == address)
-                && family
+            let family =
+                same_family(source.ip(), address) || source.ip().is_ipv6() && !id.only_family;
+            id.service() == Some(service) && id.only.is_none_or(|only| only == address) && family
         };
         let mut found: Vec<(&u32, &Id)> = self.ids.iter().filter(|(_, id)| takes(id)).collect();
         // One that is bound to the address comes first.
@@ -567,7 +625,7 @@ impl State {
     pub(super) fn listener_at_any(&self, service: u64) -> Option<&Id> {
         self.ids.values().find(|id| {
             let listens = id.listening.is_some() && id.only.is_none();
-            listens && id.source.is_some_and(|source| id.service(source.port()) == service)
+            listens && id.service() == Some(service)
         })
     }
 

@@ -1,6 +1,6 @@
 //! Two managers, whose datagrams the test carries and whose time the test sets.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use barewire_layouts::management::connection::reason;
@@ -9,16 +9,19 @@ use zerocopy::{FromBytes, FromZeros};
 
 use super::UDP_QKEY;
 use super::abi::{
-    Accept, ConnParam, Connect, EventResponse, EventType, InitQpAttr, QpAttr, Reject, UdParam,
+    Accept, ConnParam, Connect, EventResponse, EventType, InitQpAttr, QpAttr, QueryAddrResponse,
+    Reject, UdParam, query,
 };
+use super::address::{self, Address, gid};
 use super::link::Stage;
 use super::message::Bytes;
 use super::signal::Signal;
-use super::state::{Packet, Port, State};
+use super::state::{InfiniBand, Packet, Port, Route, State};
 use crate::errno::Errno;
 
 const TCP: (u16, u8) = (0x0106, 2);
 const UDP: (u16, u8) = (0x0111, 4);
+const IB: (u16, u8) = (0x013f, 2);
 const PORT: u16 = 7174;
 
 /// A process.
@@ -34,7 +37,14 @@ impl Side {
         let mut state = State::new();
         let channel = state.open(Signal::new(0).unwrap().1);
         let address = SocketAddr::from(([127, 9, 0, last], PORT));
-        let port = Port { device: 0, number: 1, guid: [last; 8], address: address.ip(), mtu };
+        let port = Port {
+            device: 0,
+            number: 1,
+            guid: [last; 8],
+            address: address.ip(),
+            mtu,
+            infiniband: None,
+        };
         state.ports.push(port);
         Self { state, channel, address, now: Instant::now() }
     }
@@ -52,8 +62,8 @@ impl Side {
     }
 
     /// Creates an identifier with a route to `to`, and asks for a connection.
-    fn connect(&mut self, kind: (u16, u8), to: SocketAddr) -> u32 {
-        let id = self.create(kind);
+    fn connect(&mut self, kind: (u16, u8), to: impl Into<Address>) -> u32 {
+        let (id, to) = (self.create(kind), to.into());
         self.state.resolve_address(self.channel, id, (None, true), to).unwrap();
         assert_eq!(self.event().0, EventType::AddressResolved);
         self.state.resolve_route(self.channel, id).unwrap();
@@ -501,7 +511,7 @@ fn an_address_and_port_are_bound_once() {
     assert_eq!(a.state.bind(a.channel, datagrams, any, false), Ok(()));
     // Without a device of the family.
     let id = a.create(TCP);
-    let far = "[2001:db8::1]:1".parse().unwrap();
+    let far: SocketAddr = "[2001:db8::1]:1".parse().unwrap();
     a.state.resolve_address(a.channel, id, (None, true), far).unwrap();
     let (kind, event) = a.event();
     assert_eq!((kind, event.status), (EventType::AddressError, -libc::ENODEV));
@@ -543,14 +553,15 @@ fn messages_from_another_address_change_nothing() {
 fn a_membership_names_the_group_and_counts_its_events() {
     let (mut a, _) = pair();
     let group = SocketAddr::from(([239, 1, 2, 3], 0));
-    let join = |a: &mut Side, id, group| a.state.join(a.channel, (id, 700), group);
+    let join =
+        |a: &mut Side, id, group: SocketAddr| a.state.join(a.channel, (id, 700), group.into());
     let id = a.create(UDP);
     // Without a port.
-    assert_eq!(join(&mut a, id, group.ip()), Err(Errno::INVALID));
+    assert_eq!(join(&mut a, id, group), Err(Errno::INVALID));
     a.state.resolve_address(a.channel, id, (None, true), group).unwrap();
     assert_eq!(a.event().0, EventType::AddressResolved);
-    let first = join(&mut a, id, group.ip()).unwrap();
-    let second = join(&mut a, id, [239, 1, 2, 4].into()).unwrap();
+    let first = join(&mut a, id, group).unwrap();
+    let second = join(&mut a, id, SocketAddr::from(([239, 1, 2, 4], 0))).unwrap();
     let (kind, event) = a.event();
     assert_eq!((kind, event.uid, event.id), (EventType::MulticastJoin, 700, first));
     let joined = UdParam::read_from_bytes(&event.param).unwrap();
@@ -566,7 +577,7 @@ fn a_membership_names_the_group_and_counts_its_events() {
     assert_eq!(a.state.leave(a.channel, first), Ok(1));
     assert_eq!(a.state.leave(a.channel, first), Err(Errno::NO_ENTRY));
     // The identifier counts them, too, and ends what is left.
-    join(&mut a, id, group.ip()).unwrap();
+    join(&mut a, id, group).unwrap();
     assert_eq!(a.state.remove(id, a.now), 2);
     assert!(a.state.memberships.is_empty() && a.try_event().is_none());
 }
@@ -575,7 +586,7 @@ fn a_membership_names_the_group_and_counts_its_events() {
 fn groups_that_a_port_does_not_have_are_refused() {
     let (mut a, _) = pair();
     let any = SocketAddr::from(([0; 4], 0));
-    let group = [239, 1, 2, 3].into();
+    let group = SocketAddr::from(([239, 1, 2, 3], 0));
     let own = a.address;
     let mut bound = |kind, address| {
         let id = a.create(kind);
@@ -589,15 +600,125 @@ fn groups_that_a_port_does_not_have_are_refused() {
         bound(UDP, own),
     );
     a.state.listen(a.channel, listener, 0).unwrap();
-    let mut join = |id, group| a.state.join(a.channel, (id, 1), group);
+    let mut join = |id, group: SocketAddr| a.state.join(a.channel, (id, 1), group.into());
     for id in [stream, nowhere, listener] {
         assert_eq!(join(id, group), Err(Errno::INVALID));
     }
-    assert_eq!(join(id, any.ip()), Err(Errno::INVALID));
+    assert_eq!(join(id, any), Err(Errno::INVALID));
     // The kernel's ENOTSUPP.
-    assert_eq!(join(id, "ff0e::1".parse().unwrap()), Err(Errno(524)));
+    assert_eq!(join(id, "[ff0e::1]:0".parse().unwrap()), Err(Errno(524)));
     assert!(join(id, group).is_ok());
     assert_eq!(join(77, group), Err(Errno::NO_ENTRY));
+}
+
+/// An InfiniBand port.
+fn infiniband_side(last: u8, global_route: bool) -> Side {
+    let mut side = Side::new(last, 5);
+    side.state.ports[0].infiniband = Some(InfiniBand { lid: last.into(), global_route });
+    side
+}
+
+/// The address of a port's GID with a TCP port.
+fn native(ip: IpAddr, port: u16) -> Address {
+    let mut bytes = [0; 48];
+    bytes[..2].copy_from_slice(&27_u16.to_ne_bytes());
+    bytes[8..24].copy_from_slice(&gid(ip));
+    bytes[24..32].copy_from_slice(&(0x0106_0000 | u64::from(port)).to_be_bytes());
+    bytes[32..40].fill(0xff);
+    address::read(&bytes).unwrap().unwrap()
+}
+
+/// Without a global route, unless the ports require one.
+#[test]
+fn paths_of_infiniband_ports_are_between_lids() {
+    for (global_route, hops) in [(false, 0), (true, 1)] {
+        let mut sides = (infiniband_side(1, global_route), infiniband_side(2, global_route));
+        let (a, b) = (&mut sides.0, &mut sides.1);
+        b.listener(TCP, 0);
+        let (client, server) = connected(a, b);
+        for (side, id, lid) in [(&mut *a, client, 0x0002), (&mut *b, server, 0x0001)] {
+            let path = side.queue_pair(id, 2).unwrap().ah_attr;
+            assert_eq!((path.dlid, path.is_global), (lid, global_route.into()));
+            assert_eq!(path.hop_limit, hops);
+        }
+        let route = a.state.query_route(a.channel, client).unwrap().ib_route[0];
+        assert_eq!((route.slid, route.dlid), (1_u16.to_be(), 2_u16.to_be()));
+        assert_eq!(route.hop_limit, hops);
+        let path = a.state.query(a.channel, client, query::PATH).unwrap();
+        assert_eq!(path[16 + 40..16 + 44], [0, 2, 0, 1]);
+        // Of another subnet.
+        let far = a.state.ports[0].route([127, 8, 0, 2].into());
+        assert_eq!(far, Route { lids: None, hop_limit: 64 });
+    }
+}
+
+/// Private data of AF_IB begins without IP addresses.
+#[test]
+fn gids_of_infiniband_ports_connect() {
+    let (mut a, mut b) = (infiniband_side(1, false), infiniband_side(2, false));
+    let listener = b.create(TCP);
+    b.state.bind(b.channel, listener, native(b.address.ip(), PORT), false).unwrap();
+    b.state.listen(b.channel, listener, 0).unwrap();
+    let client = a.connect(TCP, native(b.address.ip(), PORT));
+    settle(&mut a, &mut b);
+    let (kind, request) = b.event();
+    assert_eq!(kind, EventType::ConnectRequest);
+    let asked = connection(&request);
+    assert_eq!((asked.private_data_len, &asked.private_data[..6]), (92, &b"hello\0"[..]));
+    for (side, id) in [(&mut a, client), (&mut b, request.id)] {
+        let own = side.address.ip();
+        let bytes = side.state.query(side.channel, id, query::ADDR).unwrap();
+        let response = QueryAddrResponse::read_from_bytes(&bytes).unwrap();
+        assert_eq!((response.src_size, response.dst_size), (48, 48));
+        let [source, peer] = [&response.src_addr, &response.dst_addr]
+            .map(|bytes| address::read(bytes).unwrap().unwrap());
+        assert_eq!(source.ip(), own);
+        assert_ne!(peer.ip(), own);
+        assert!([127, 9, 0, 1] == gid(peer.ip())[12..] || [127, 9, 0, 2] == gid(peer.ip())[12..]);
+    }
+}
+
+/// As the kernel's: AF_IB is of InfiniBand ports only.
+#[test]
+fn gids_of_other_ports_are_refused() {
+    let (mut a, b) = pair();
+    let any = native(Ipv6Addr::UNSPECIFIED.into(), 0);
+    let id = a.create(IB);
+    // By this, librdmacm learns that the kernel knows AF_IB.
+    assert_eq!(a.state.bind(a.channel, id, any, false), Ok(()));
+    let id = a.create(IB);
+    let own = native(a.address.ip(), PORT);
+    assert_eq!(a.state.bind(a.channel, id, own, false), Err(Errno::NO_DEVICE));
+    let to = native(b.address.ip(), PORT);
+    let resolved = a.state.resolve_address(a.channel, id, (None, true), to);
+    assert_eq!(resolved, Err(Errno::NO_DEVICE));
+    // A source of the other family.
+    let mut c = infiniband_side(3, false);
+    let (id, ip) = (c.create(TCP), c.address);
+    c.state.bind(c.channel, id, ip, true).unwrap();
+    assert_eq!(c.state.resolve_address(c.channel, id, (None, true), to), Err(Errno::INVALID));
+    // Services of TCP have one number in both families.
+    let id = c.create(IB);
+    let same = native(ip.ip(), PORT);
+    assert_eq!(c.state.bind(c.channel, id, same, true), Err(Errno(libc::EADDRINUSE)));
+}
+
+#[test]
+fn groups_of_infiniband_ports_have_gids() {
+    let mut a = infiniband_side(1, false);
+    let group: IpAddr = "ff12:1::7".parse().unwrap();
+    let id = a.create(UDP);
+    let own = a.address;
+    a.state.bind(a.channel, id, own, true).unwrap();
+    let mut joined = |group: Address| {
+        a.state.join(a.channel, (id, 1), group).unwrap();
+        UdParam::read_from_bytes(&a.event().1.param).unwrap().ah_attr
+    };
+    let path = joined(native(group, 0));
+    assert_eq!((path.dgid, path.is_global), (gid(group), 1));
+    assert!((0xc000..0xffff).contains(&path.dlid));
+    let path = joined(SocketAddr::from(([239, 1, 2, 3], 0)).into());
+    assert_eq!(path.dgid, gid("ff12:4001:ffff::f01:203".parse().unwrap()));
 }
 
 proptest! {
