@@ -104,6 +104,7 @@ pub(crate) const PROGRAMS: Part = Part {
             "the tests of pyverbs, in the documentation of rdma-core",
             "/usr/share/doc/rdma-core/tests",
         ),
+        program("iproute2", "ip, which the tests of pyverbs call", "ip"),
     ],
 };
 

@@ -4,6 +4,7 @@ use super::tree::Tree;
 use crate::args::HcaRunArgs;
 use crate::error::{Error, local};
 use crate::preload::{self, Library};
+use barewire_hca::ADDRESS_VARIABLE;
 use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
@@ -58,8 +59,14 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     let mut command = preload::command(&LIBRARY, &args.program)?;
     // Dropped after the program has ended: only this process removes the tree.
     let failed = |error: io::Error| local("cannot make the devices' part of /sys", &error);
-    let tree = Tree::new(args.devices, args.ports, args.link(), &args.required.0.partition_keys)
-        .map_err(failed)?;
+    let first = std::env::var(ADDRESS_VARIABLE).ok().and_then(|text| text.parse().ok());
+    let addresses = match &args.address[..] {
+        [] => Vec::from_iter(first),
+        given => given.to_vec(),
+    };
+    let keys = &args.required.0.partition_keys;
+    let tree =
+        Tree::new(args.devices, args.ports, args.link(), keys, &addresses).map_err(failed)?;
     if let Some(options) = suppressed(&tree).map_err(failed)? {
         command.env(VALGRIND_VARIABLE, options);
     }

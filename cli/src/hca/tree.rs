@@ -3,10 +3,12 @@
 
 use crate::args::Link;
 use barewire_hca::COUNTER_FILES;
+use barewire_tcp::interfaces::NetworkInterface;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -74,6 +76,7 @@ impl Tree {
         ports: u8,
         link: Link,
         partition_keys: &[u16],
+        addresses: &[IpAddr],
     ) -> io::Result<Self> {
         let folder = std::env::temp_dir();
         sweep(&folder);
@@ -90,7 +93,8 @@ impl Tree {
         symlink(DEVICE, tree.root.join("dev/infiniband/rdma_cm"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
         for number in 0..devices {
-            tree.device(number, ports, link, partition_keys)?;
+            let interface = interface(addresses.get(number).copied());
+            tree.device(number, ports, link, (partition_keys, &interface))?;
         }
         Ok(tree)
     }
@@ -119,7 +123,7 @@ impl Tree {
         number: usize,
         ports: u8,
         link: Link,
-        partition_keys: &[u16],
+        (partition_keys, interface): (&[u16], &str),
     ) -> io::Result<()> {
         let (name, verbs) = (format!("mlx5_{number}"), format!("uverbs{number}"));
         let slot = format!("{SLOT}.{number:x}");
@@ -156,7 +160,7 @@ impl Tree {
         }
         for port in 1..=ports {
             let folder = format!("{device}/ports/{port}");
-            self.port(&folder, link)?;
+            self.port(&folder, link, interface)?;
             for (index, key) in partition_keys.iter().enumerate() {
                 self.write(&format!("{folder}/pkeys/{index}"), &format!("{key:#06x}"))?;
             }
@@ -170,10 +174,13 @@ impl Tree {
         link(format!("{verbs_folder}/device"), format!("../../../{function}"))?;
         link(format!("class/infiniband/{name}"), format!("../../{device}"))?;
         link(format!("{device}/device"), "../..".to_owned())?;
+        // By it, programs find IP addresses with which rdma_cm reaches the device.
+        fs::create_dir_all(self.root.join(format!("{function}/net")))?;
+        link(format!("{function}/net/{interface}"), format!("/sys/class/net/{interface}"))?;
         link(format!("bus/pci/devices/{slot}"), format!("../../../{function}"))
     }
 
-    fn port(&self, port: &str, link: Link) -> io::Result<()> {
+    fn port(&self, port: &str, link: Link, interface: &str) -> io::Result<()> {
         // The capabilities: connection management, and for RoCE also GIDs that are addresses.
         let (layer, capabilities, manager) = match link {
             Link::Roce => ("Ethernet", "0x04010000", "0x0"),
@@ -197,7 +204,7 @@ impl Tree {
         }
         if link == Link::Roce {
             self.write(&format!("{port}/gid_attrs/types/0"), "RoCE v2")?;
-            self.write(&format!("{port}/gid_attrs/ndevs/0"), "lo")?;
+            self.write(&format!("{port}/gid_attrs/ndevs/0"), interface)?;
         } else {
             self.write(&format!("{port}/gid_attrs/types/0"), "IB/RoCE v1")?;
         }
@@ -210,6 +217,14 @@ impl Drop for Tree {
         // The next run removes what is left.
         let _ = fs::remove_dir_all(&self.root);
     }
+}
+
+/// Returns the network interface that has the address of a device: the loopback unless another one
+/// has it.
+fn interface(address: Option<IpAddr>) -> String {
+    let has = |one: &NetworkInterface| one.addresses.iter().any(|own| Some(own.ip()) == address);
+    let found = barewire_tcp::interfaces::list().unwrap_or_default().into_iter().find(has);
+    found.map_or_else(|| "lo".to_owned(), |interface| interface.name)
 }
 
 /// Creates a directory with a random name and locks it.
@@ -274,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_tree_comes_and_goes() {
-        let tree = Tree::new(2, 2, Link::Roce, &[0xffff, 0x8001]).unwrap();
+        let tree = Tree::new(2, 2, Link::Roce, &[0xffff, 0x8001], &[]).unwrap();
         let root = tree.root().to_owned();
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
         assert_eq!(read("class/infiniband_verbs/uverbs1/ibdev"), "mlx5_1\n");
@@ -282,6 +297,9 @@ mod tests {
         assert_eq!(read("class/infiniband/mlx5_1/ports/2/gid_attrs/types/0"), "RoCE v2\n");
         assert_eq!(read("class/infiniband/mlx5_0/ports/1/pkeys/1"), "0x8001\n");
         assert_eq!(read("class/infiniband_verbs/uverbs0/device/vendor"), "0x15b3\n");
+        assert_eq!(read("class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0"), "lo\n");
+        let net = fs::read_link(root.join("class/infiniband/mlx5_0/device/net/lo")).unwrap();
+        assert_eq!(net, Path::new("/sys/class/net/lo"));
         let place = fs::canonicalize(root.join("class/infiniband/mlx5_0")).unwrap();
         assert!(place.ends_with("0000:c1:00.0/infiniband/mlx5_0"), "{}", place.display());
         drop(tree);

@@ -559,6 +559,10 @@ fn pyverbs_runs_but_for_what_is_listed() {
         hca::skipped("pyverbs and its tests", "python3-pyverbs python3-scapy rdma-core");
         return;
     }
+    // By it, the tests of rdma_cm find the addresses of the device's network interface.
+    if !installed("ip", "iproute2") {
+        return;
+    }
     hca::library();
     let folder = hca::unpack(SUITE);
     let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/suite.py");

@@ -3,7 +3,7 @@
 
 use crate::hca::installed;
 use crate::port::free_port;
-use crate::support::{self, Barewire, Ended, PATIENCE, start, start_with};
+use crate::support::{self, Barewire, Ended, PATIENCE, start};
 
 use std::fs;
 use std::thread;
@@ -29,13 +29,22 @@ fn is_listening(service: &str) -> bool {
 }
 
 fn run(program: &str) -> Barewire {
+    run_with(&[], program)
+}
+
+/// Runs a program with options of `hca run`.
+fn run_with(options: &[&str], program: &str) -> Barewire {
     let words: Vec<&str> = program.split_whitespace().collect();
-    start(&[&["hca", "run", "--"], &words[..]].concat())
+    start(&[&["hca", "run"], options, &["--"], &words[..]].concat())
 }
 
 /// Starts a server, and waits until it is one of `count` that listen to a port.
 fn listening(server: &str, port: u16, count: usize) -> Barewire {
-    let mut serving = run(server);
+    listening_with(&[], server, port, count)
+}
+
+fn listening_with(options: &[&str], server: &str, port: u16, count: usize) -> Barewire {
+    let mut serving = run_with(options, server);
     let service = format!("{:x}", TCP << 16 | u32::from(port));
     let deadline = Instant::now() + PATIENCE;
     while listeners(&service) < count && !serving.has_ended() {
@@ -46,17 +55,22 @@ fn listening(server: &str, port: u16, count: usize) -> Barewire {
 }
 
 /// Starts a server, in whose arguments `PORT` is a port, and its client. Returns how both ended.
-fn pair(server: &str, client: &str) -> [Ended; 2] {
+fn pair(options: [&[&str]; 2], server: &str, client: &str) -> [Ended; 2] {
     let port = free_port();
     let with_port = |program: &str| program.replace("PORT", &port.to_string());
-    let serving = listening(&with_port(server), port, 1);
-    let client = run(&with_port(client)).end(PATIENCE);
+    let serving = listening_with(options[0], &with_port(server), port, 1);
+    let client = run_with(options[1], &with_port(client)).end(PATIENCE);
     [serving.end(PATIENCE), client]
 }
 
 /// Runs a server and its client, and asserts that both succeed.
 fn succeeds(server: &str, client: &str) -> [Ended; 2] {
-    let ended = pair(server, client);
+    succeeds_with([&[], &[]], server, client)
+}
+
+/// The same with options of `hca run` for either.
+fn succeeds_with(options: [&[&str]; 2], server: &str, client: &str) -> [Ended; 2] {
+    let ended = pair(options, server, client);
     for side in &ended {
         assert!(side.status.success() && !side.stderr.contains("barewire"), "{server}: {ended:#?}");
     }
@@ -147,19 +161,82 @@ fn programs_of_librdmacm_run() {
     }
 }
 
-/// udaddy has a fixed port, so the server's device gets an address that no other test uses.
+/// Their ports have addresses as if through IPoIB, and paths between LIDs. With an address outside
+/// of the subnet of the others, or if the ports require it, paths have a global route.
+#[test]
+fn infiniband_ports_are_connected_by_ip_addresses() {
+    if !installed("rping", "rdmacm-utils") || !installed("ib_write_bw", "perftest") {
+        return;
+    }
+    let ib: [&[&str]; 2] = [&["--ib"], &["--ib"]];
+    for (server, client) in [
+        ("rping -s -C 3 -V -p PORT", "rping -c -C 3 -V -a 127.0.0.1 -p PORT"),
+        ("ucmatose -p PORT", "ucmatose -p PORT -s 127.0.0.1"),
+        ("rdma_xserver -p PORT", "rdma_xclient -p PORT -s 127.0.0.1"),
+        ("ib_write_bw -R -n 20 -p PORT", "ib_write_bw -R -n 20 -p PORT 127.0.0.1"),
+        (
+            "ib_send_bw -R -c UD -n 20 -s 64 -p PORT",
+            "ib_send_bw -R -c UD -n 20 -s 64 -p PORT 127.0.0.1",
+        ),
+    ] {
+        succeeds_with(ib, server, client);
+    }
+    let address = address_in(62);
+    let far: &[&str] = &["--ib", "--address", &address];
+    let required: &[&str] = &["--ib", "--grh-required"];
+    for options in [[far, &["--ib"]], [required; 2]] {
+        succeeds_with(options, "rping -s -C 3 -p PORT", "rping -c -C 3 -a 127.0.0.1 -p PORT");
+    }
+}
+
+/// AF_IB: the address is the GID of the server's device.
+#[test]
+fn infiniband_ports_are_connected_by_gids() {
+    if !installed("ucmatose", "rdmacm-utils") {
+        return;
+    }
+    let address = address_in(66);
+    let server: &[&str] = &["--ib", "--address", &address];
+    let gid = format!("::ffff:{address}");
+    for program in ["ucmatose -f gid", "ucmatose -f gid -P ib", "rstream -f gid -S 1000 -C 5"] {
+        let own = format!("{program} -p PORT -b {gid}");
+        succeeds_with([server, &["--ib"]], &own, &format!("{program} -p PORT -s {gid}"));
+    }
+    // Other ports refuse GIDs, as the kernel does.
+    let command = format!("ucmatose -f gid -b {gid} -p {}", free_port());
+    let refused = run_with(&["--explain", "--address", &address], &command).end(PATIENCE);
+    let why = "rdma_bind_addr is refused: addr: no InfiniBand port (--ib) has this GID";
+    assert!(!refused.status.success() && refused.stderr.contains(why), "{refused:#?}");
+}
+
+/// Returns an address of 127.`second`.0.0/16 that no other test uses, whose end is a LID.
+fn address_in(second: u8) -> String {
+    format!("127.{second}.{}.{}", fastrand::u8(..0xc0), fastrand::u8(1..255))
+}
+
 #[test]
 fn datagrams_go_to_the_queue_pair_that_a_service_names() {
+    datagrams_are_answered(&address_in(61), "", &[]);
+}
+
+/// The receiver makes an address handle from the completion, without and with AF_IB.
+#[test]
+fn datagrams_of_infiniband_ports_are_answered() {
+    datagrams_are_answered(&address_in(66), "", &["--ib"]);
+    datagrams_are_answered(&address_in(66), "-f gid", &["--ib"]);
+}
+
+/// udaddy has a fixed port, so the server's device gets an address that no other test uses.
+fn datagrams_are_answered(address: &str, format: &str, options: &[&str]) {
     if !installed("udaddy", "rdmacm-utils") {
         return;
     }
-    let address = format!("127.61.{}.{}", fastrand::u8(..), fastrand::u8(1..255));
-    let environment = [("BAREWIRE_HCA_ADDRESS", address.as_str())];
-    let mut server =
-        start_with(&["hca", "run", "--", "udaddy", "-C", "3", "-b", &address], &environment);
+    let name = if format.is_empty() { address.to_owned() } else { format!("::ffff:{address}") };
+    let own = [options, &["--address", address]].concat();
+    let mut server = run_with(&own, &format!("udaddy {format} -C 3 -b {name}"));
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let client = run(&format!("udaddy -C 3 -s {address}")).end(PATIENCE);
+        let client = run_with(options, &format!("udaddy {format} -C 3 -s {name}")).end(PATIENCE);
         if client.status.success() {
             break;
         }
@@ -170,24 +247,37 @@ fn datagrams_go_to_the_queue_pair_that_a_service_names() {
     assert!(server.status.success(), "{server:#?}");
 }
 
-/// mckey's receiver waits for ten datagrams, and its sender ends once it has sent them: so it is
-/// started until all have arrived.
 #[test]
 fn datagrams_to_a_group_reach_its_members_in_other_processes() {
+    let [a, b, c] = std::array::from_fn(|_| fastrand::u8(..));
+    let arguments = format!("-m 239.{a}.{b}.{c}");
+    datagrams_to_a_group_arrive(&[], &arguments, &format!("::ffff:239.{a}.{b}.{c}"));
+}
+
+/// Groups of InfiniBand have any GID of multicast, or one of IPoIB.
+#[test]
+fn datagrams_to_a_group_of_infiniband_reach_its_members() {
+    let [a, b] = std::array::from_fn(|_| fastrand::u16(0x1000..));
+    let gid = format!("ff12:1::{a:x}:{b:x}");
+    datagrams_to_a_group_arrive(&["--ib"], &format!("-b 127.0.0.1 -M {gid}"), &gid);
+    let arguments = format!("-m 239.128.{}.{}", a >> 8, b >> 8);
+    let group = format!("ff12:4001:ffff::f80:{:x}", (a >> 8) << 8 | b >> 8);
+    datagrams_to_a_group_arrive(&["--ib"], &arguments, &group);
+}
+
+/// mckey's receiver waits for ten datagrams, and its sender ends once it has sent them: so it is
+/// started until all have arrived.
+fn datagrams_to_a_group_arrive(options: &[&str], arguments: &str, group: &str) {
     if !installed("mckey", "rdmacm-utils") {
         return;
     }
-    let [a, b, c] = std::array::from_fn(|_| fastrand::u8(..));
-    let mckey = format!("mckey -m 239.{a}.{b}.{c}");
-    let mut receivers = [run(&mckey), run(&mckey)];
+    let mckey = format!("mckey {arguments}");
+    let mut receivers = [run_with(options, &mckey), run_with(options, &mckey)];
     let deadline = Instant::now() + PATIENCE;
     while !receivers.iter_mut().all(Barewire::has_ended) {
-        let sender = run(&format!("{mckey} -s")).end(PATIENCE);
+        let sender = run_with(options, &format!("{mckey} -s")).end(PATIENCE);
         assert!(sender.status.success(), "{sender:#?}");
-        assert!(
-            sender.stdout.contains(&format!("joined dgid: ::ffff:239.{a}.{b}.{c}")),
-            "{sender:#?}"
-        );
+        assert!(sender.stdout.contains(&format!("joined dgid: {group} ")), "{sender:#?}");
         assert!(Instant::now() < deadline, "the receivers got too few datagrams");
     }
     for receiver in receivers {

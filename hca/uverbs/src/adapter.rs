@@ -1,7 +1,7 @@
 //! One software HCA of the process, with the event queue that the kernel would create for it.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_hca::{
@@ -16,7 +16,7 @@ use barewire_layouts::command::{Request, answer, request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::clock::ClockPage;
-use crate::config::{self, Link, Settings};
+use crate::config::{self, Link, MOST_DEVICES, Settings};
 use crate::errno::Errno;
 use crate::event::{Events, Queue};
 use crate::explain;
@@ -25,11 +25,15 @@ use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
 use crate::user_memory;
 
+/// The GUIDs of devices, by number; 0 for those that were never opened. Forked children inherit them.
+static GUIDS: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
+
 /// A device. It stays open from its first use to the end of the process, so its address does not
 /// change while the program opens and closes it.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) device: Device,
+    number: usize,
     pub(crate) link: Link,
     /// Whether the program may use DEVX.
     pub(crate) devx: bool,
@@ -90,7 +94,7 @@ impl Adapter {
             .map_err(|error| fail(&format_args!("no spare objects: {error:?}")))?;
         let (eqn, events, shared) = (queue.number(), Mutex::default(), Mutex::default());
         let adapter =
-            Arc::new(Self { device, link, devx, ports, eqn, clock, spare, shared, events });
+            Arc::new(Self { device, number, link, devx, ports, eqn, clock, spare, shared, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;
         drop(blocked);
         Ok(adapter)
@@ -163,10 +167,20 @@ impl Adapter {
         Ok((gid != [0; 16]).then(|| Gid { gid, mac: entry.array(RoceAddress::SOURCE_MAC) }))
     }
 
-    /// Returns the EUI-64 derived from the MAC address.
+    /// Returns the GUID: the EUI-64 derived from the MAC address of the first device of this number
+    /// that the process or its parent opened. libibverbs remembers GUIDs of the parent in a forked
+    /// child, and librdmacm knows devices by them.
     pub(crate) fn guid(&self) -> Result<[u8; 8], Errno> {
-        let mac = self.gid(1, 0)?.ok_or(Errno::IO)?.mac;
-        Ok([mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]])
+        let known = GUIDS.get(self.number).ok_or(Errno::IO)?;
+        let mut guid = known.load(Ordering::Acquire);
+        if guid == 0 {
+            let mac = self.gid(1, 0)?.ok_or(Errno::IO)?.mac;
+            let own = [mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]];
+            guid = u64::from_be_bytes(own);
+            let set = known.compare_exchange(0, guid, Ordering::AcqRel, Ordering::Acquire);
+            guid = set.err().unwrap_or(guid);
+        }
+        Ok(guid.to_be_bytes())
     }
 
     /// Returns whether the device supports enhancements of connections (ECE).

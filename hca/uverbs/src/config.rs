@@ -31,7 +31,7 @@ pub(crate) const SYSFS_VARIABLE: &str = "SYSFS_PATH";
 /// Largest number of ports.
 const MOST_PORTS: u8 = 2;
 /// Largest number of devices.
-const MOST_DEVICES: usize = 16;
+pub(crate) const MOST_DEVICES: usize = 16;
 
 /// Link layer that the ports report. The wire is RoCEv2 over UDP in both cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,13 +12,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::abi::{
     Accept, CommandHeader, ConnParam, Connect, EventType, InitQpAttr, Reject, command,
 };
-use super::address::{Ends, write as sockaddr};
+use super::address::{Address, Ends, Native, write as sockaddr};
 use super::link::Link;
 use super::message::{
     Bytes, ConnectionRequest, Content, Enhancements, Ids, Parameters, Transport, write,
 };
 use super::signal::Signal;
-use super::state::{PS_TCP, PS_UDP, Port, State};
+use super::state::{InfiniBand, PS_TCP, PS_UDP, Port, State};
 use super::{Channel, LONGEST, Manager};
 use crate::errno::Errno;
 
@@ -360,14 +360,24 @@ fn command_of(manager: &Manager, room: &mut Room, script: &mut Script<'_>) -> Ve
             command::RESOLVE_IP => &[28],
             _ => &[],
         };
+        let mut size = 0;
         for &place in addresses {
-            let ip = if script.byte() & 1 == 0 { own() } else { [0; 4].into() };
-            let (address, size) = sockaddr(Some(SocketAddr::new(ip, script.number()).into()));
-            put(&mut arguments, place, &address[..usize::from(size)]);
+            let choice = script.byte();
+            let ip = if choice & 1 == 0 { own() } else { [0; 4].into() };
+            let ip = Address::from(SocketAddr::new(ip, script.number()));
+            // Other commands have no room for AF_IB addresses.
+            let is_native = choice & 2 != 0 && addresses != [28];
+            let native = Native::of_service(u64::from(RC.0) << 16 | u64::from(ip.port()));
+            let address = Address { native: is_native.then_some(native), ..ip };
+            let bytes;
+            (bytes, size) = sockaddr(Some(address));
+            put(&mut arguments, place, &bytes[..usize::from(size)]);
         }
         match number {
-            command::BIND => put(&mut arguments, 4, &16_u16.to_ne_bytes()),
-            command::RESOLVE_ADDR => put(&mut arguments, 8, &(16_u32 << 16).to_ne_bytes()),
+            command::BIND => put(&mut arguments, 4, &size.to_ne_bytes()),
+            command::RESOLVE_ADDR => {
+                put(&mut arguments, 8, &(u32::from(size) << 16).to_ne_bytes());
+            }
             command::CREATE_ID => put(&mut arguments, 16, &RC.0.to_ne_bytes()),
             command::CONNECT | command::ACCEPT => {
                 let start = if number == command::ACCEPT { 8 } else { 0 };
@@ -423,7 +433,7 @@ fn any_commands() {
             guid: [1; 8],
             address: own(),
             mtu: 5,
-            infiniband: None,
+            infiniband: Some(InfiniBand { lid: 1, global_route: false }),
         }];
         let mut files = [0, 0].map(|_| Some(manager.open(libc::O_CLOEXEC).expect("an eventfd")));
         let mut room = Room([0; 1024]);
