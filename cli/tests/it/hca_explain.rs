@@ -77,13 +77,15 @@ fn memory_beyond_the_limit_is_refused_on_request() {
         support::run(&words)
     };
     let ended = run(&["--memlock", "--explain"]);
-    let refused = "half: registered\nmore: ENOMEM\nafter it: registered\n";
+    let refused = "half: registered\nmore: ENOMEM\nafter it: registered\nrights: changed\nplace: \
+                   ENOMEM\n";
     assert!(ended.status.success() && ended.stdout == refused, "{ended:#?}");
     let reason = "ibv_reg_mr is refused: RLIMIT_MEMLOCK: 16 pages more than 8 are over the limit of \
                   16 (ulimit -l 64): Cannot allocate memory (os error 12)";
     assert!(ended.stderr.contains(reason), "{ended:#?}");
     let ended = run(&[]);
-    assert_eq!(ended.stdout, "half: registered\nmore: registered\n", "{ended:#?}");
+    let registered = "half: registered\nmore: registered\nrights: changed\nplace: changed\n";
+    assert_eq!(ended.stdout, registered, "{ended:#?}");
 }
 
 #[test]
@@ -136,4 +138,14 @@ fn injected_faults_are_counted() {
     }
     let ended = run(&[]);
     assert!(ended.stdout.starts_with("0 duplicates") && ended.stderr.is_empty(), "{ended:#?}");
+}
+
+/// A forked child inherits what its parent has registered for its end.
+#[test]
+fn parent_and_child_each_print_their_counts_once() {
+    let Some(program) = compiled("child") else { return };
+    let words = ["hca", "run", "--explain", "--faults", "duplicate=1", "--", program.path()];
+    let ended = support::run(&words);
+    assert!(ended.status.success(), "{ended:#?}");
+    assert_eq!(ended.stderr.matches("barewire-hca: mlx5_0 handed ").count(), 2, "{ended:#?}");
 }

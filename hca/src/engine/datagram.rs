@@ -45,7 +45,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         return fail(qp, port, Some(receive), Some(Syndrome::LocalLength.into()));
     }
     let to = packet.group.unwrap_or(port.address);
-    let header = match port.port_type {
+    let header = match port.kind {
         PortType::InfiniBand => global_route((packet.source, to), packet.class, packet.length),
         PortType::Ethernet => network((packet.source, to), packet.class, packet.length),
     };

@@ -25,7 +25,7 @@ pub(super) struct Port<'a> {
     /// The packet being built.
     pub(super) frame: &'a mut Vec<u8>,
     pub(super) address: IpAddr,
-    pub(super) port_type: PortType,
+    pub(super) kind: PortType,
     pub(super) now: u64,
     /// Number of the last DC connection request.
     pub(super) last_connection: &'a mut u64,
@@ -89,7 +89,7 @@ fn parts<'a>(
         reports: &mut *context.reports,
         frame,
         address: *address,
-        port_type: *port_type,
+        kind: *port_type,
         now: context.now,
         last_connection,
         late_reads: requirements.late_reads,

@@ -71,6 +71,16 @@ impl Answer {
 }
 
 impl Adapter {
+    /// Explains a restriction of this machine that makes device `number` slower.
+    pub(crate) fn explain_wake(&self, number: usize) {
+        if let DoorbellWake::Polling(why) = self.device.doorbell_wake() {
+            explain::tell(format_args!(
+                "mlx5_{number} polls for doorbells, which is slower ({why}): containers and \
+                 sandboxes may forbid it"
+            ));
+        }
+    }
+
     /// Opens device `number`.
     pub(crate) fn open(number: usize, settings: Settings) -> Result<Arc<Self>, Errno> {
         let Settings { link, devx, ports, .. } = settings;
@@ -81,12 +91,6 @@ impl Adapter {
         // Threads that start here must not handle the program's signals.
         let blocked = Blocked::all();
         let device = config::open(number, settings).map_err(|error| fail(&error))?;
-        if let DoorbellWake::Polling(why) = device.doorbell_wake() {
-            explain::tell(format_args!(
-                "mlx5_{number} polls for doorbells, which is slower ({why}): containers and \
-                 sandboxes may forbid it"
-            ));
-        }
         let queue = Queue::new(&device)
             .map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
         let clock = ClockPage::new(device.clock());
@@ -224,7 +228,7 @@ pub(crate) struct UserMemory {
     /// Address of the first byte.
     start: u64,
     given_back: AtomicBool,
-    _pinned: Pinned,
+    pinned: Pinned,
 }
 
 impl UserMemory {
@@ -241,11 +245,28 @@ impl UserMemory {
         writable: bool,
     ) -> Result<Self, Errno> {
         let pinned = Pinned::new(start, length)?;
+        let mut memory = Self::register_counted(adapter, start, length, writable)?;
+        memory.pinned = pinned;
+        Ok(memory)
+    }
+
+    /// Registers memory whose pages count already: [`Self::take_count`].
+    pub(crate) fn register_counted(
+        adapter: &Arc<Adapter>,
+        start: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<Self, Errno> {
         if writable {
             check_pin(start as usize, length as usize)
                 .map_err(|error| Errno::FAULT.because(format_args!("addr, length: {error}")))?;
         }
-        Self::pin(adapter, start, length, writable, pinned)
+        Self::register_uncounted(adapter, start, length, writable)
+    }
+
+    /// Takes over the count of the same pages, which `other` is registered for.
+    pub(crate) fn take_count(&mut self, other: &mut Self) {
+        self.pinned = std::mem::replace(&mut other.pinned, Pinned::none());
     }
 
     /// Registers memory of libmlx5 or of devices, which does not count against the limit: of
@@ -255,16 +276,6 @@ impl UserMemory {
         start: u64,
         length: u64,
         writable: bool,
-    ) -> Result<Self, Errno> {
-        Self::pin(adapter, start, length, writable, Pinned::none())
-    }
-
-    fn pin(
-        adapter: &Arc<Adapter>,
-        start: u64,
-        length: u64,
-        writable: bool,
-        pinned: Pinned,
     ) -> Result<Self, Errno> {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
@@ -283,7 +294,7 @@ impl UserMemory {
             id,
             start: start as u64,
             given_back: AtomicBool::new(false),
-            _pinned: pinned,
+            pinned: Pinned::none(),
         })
     }
 
@@ -305,7 +316,7 @@ impl UserMemory {
             id,
             start,
             given_back: AtomicBool::new(false),
-            _pinned: Pinned::none(),
+            pinned: Pinned::none(),
         })
     }
 

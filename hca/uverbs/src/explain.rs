@@ -39,11 +39,21 @@ impl Errno {
     }
 }
 
-/// Prints that a connection was refused, and why.
+/// Prints that a call was refused, and why.
 pub(crate) fn tell(refusal: fmt::Arguments<'_>) {
     // A program may have closed standard error, and opened a file of these libraries in its place.
     if is_on() && !process::is_ours(2) {
         let _ = writeln!(std::io::stderr(), "barewire-hca: {refusal}");
+    }
+}
+
+/// Prints that a connection was refused, and why, unless standard error is a pipe that has no room:
+/// the thread that serves all connections must not wait for the pipe's reader.
+pub(crate) fn tell_now(refusal: &str) {
+    let mut polled = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the structure is live.
+    if unsafe { libc::poll(&raw mut polled, 1, 0) } == 1 && polled.revents & libc::POLLOUT != 0 {
+        tell(format_args!("{refusal}"));
     }
 }
 

@@ -505,7 +505,7 @@ fcntl_hooks!(fcntl, fcntl64);
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static LOADED: extern "C" fn() = {
     extern "C" fn loaded() {
-        // SAFETY: the handler is async-signal-safe: it only stores to atomics.
+        // SAFETY: the handler is async-signal-safe: it stores to atomics and closes sockets.
         unsafe { libc::pthread_atfork(None, None, Some(process::forget_parent_at_fork)) };
     }
     loaded

@@ -22,6 +22,7 @@ mod method;
 mod object;
 mod path;
 mod pinned;
+mod private;
 mod process;
 mod qp_type;
 mod rdma_cm;

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::adapter::Adapter;
@@ -11,6 +11,7 @@ use crate::config::Settings;
 use crate::context::{Context, Mapping};
 use crate::errno::Errno;
 use crate::explain;
+use crate::private;
 use crate::rdma_cm::{Channel, Manager};
 
 /// The process state. A forked child gets a new one, because threads, and with them the parent's
@@ -76,18 +77,20 @@ pub(crate) fn may_be_mapped(address: usize) -> bool {
 /// held.
 ///
 /// # Safety
-/// None; the function only stores a pointer and an address.
+/// None; the function only stores a pointer and an address, and closes sockets of the parent.
 pub(crate) unsafe extern "C" fn forget_parent_at_fork() {
     INHERITED.store(HIGHEST.load(Ordering::Relaxed), Ordering::Relaxed);
+    private::close_in_child();
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-extern "C" fn tell_faults_at_exit() {
+extern "C" fn at_exit() {
     let process = PROCESS.load(Ordering::Acquire);
     // SAFETY: the pointer comes from a box that is never freed. In a forked child it is null, or of
     // the child's own state.
     if let Some(process) = unsafe { process.as_ref() } {
-        process.tell_faults();
+        // A panic must not reach the C library.
+        let _ = std::panic::catch_unwind(|| process.end());
     }
 }
 
@@ -167,28 +170,36 @@ impl Process {
 
     /// Returns device `number`, which stays open from then on.
     pub(crate) fn adapter_or_open(&self, number: usize) -> Result<Arc<Adapter>, Errno> {
+        // A forked child inherits the registration.
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
         let mut state = self.state();
-        let is_first = state.adapters.is_empty();
-        let adapter = match state.adapters.entry(number) {
-            Entry::Occupied(adapter) => Arc::clone(adapter.get()),
-            Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings)?)),
+        let (adapter, is_new) = match state.adapters.entry(number) {
+            Entry::Occupied(adapter) => (Arc::clone(adapter.get()), false),
+            Entry::Vacant(place) => {
+                (Arc::clone(place.insert(Adapter::open(number, self.settings)?)), true)
+            }
         };
         drop(state);
-        if is_first && self.settings.faults && explain::is_on() {
-            // SAFETY: the function may be called at any time. Without room for it, nothing is
-            // printed.
-            unsafe { libc::atexit(tell_faults_at_exit) };
+        if is_new {
+            adapter.explain_wake(number);
+        }
+        if is_new && !REGISTERED.swap(true, Ordering::Relaxed) {
+            // SAFETY: the function may be called at any time. Without room for it, it is not called.
+            unsafe { libc::atexit(at_exit) };
         }
         Ok(adapter)
     }
 
     /// Prints how many packets of each device met an injected fault, if calls are explained.
-    fn tell_faults(&self) {
+    fn end(&self) {
         // A program may end within a call that holds the lock.
         let Ok(state) = self.state.try_lock() else { return };
         let adapters: BTreeMap<_, _> =
             state.adapters.iter().map(|(&number, adapter)| (number, Arc::clone(adapter))).collect();
         drop(state);
+        if !self.settings.faults || !explain::is_on() {
+            return;
+        }
         for (number, adapter) in adapters {
             let it = adapter.device.counters();
             explain::tell(format_args!(

@@ -27,7 +27,7 @@ enum Value {
     Gid { port: u8, index: u16 },
     /// `ports/1/hw_counters/out_of_sequence`; the index in [`COUNTER_FILES`]. Devices count for all
     /// their ports together.
-    Counter { index: usize },
+    Counter { port: u8, index: usize },
 }
 
 impl Value {
@@ -45,10 +45,10 @@ impl Value {
             ("ports", Some(port), Some("gids"), Some(index)) => {
                 Self::Gid { port: port.parse().ok()?, index: index.parse().ok()? }
             }
-            ("ports", Some(_), Some("counters" | "hw_counters"), Some(_)) => {
+            ("ports", Some(port), Some("counters" | "hw_counters"), Some(_)) => {
                 let counter = file.splitn(3, '/').nth(2)?;
                 let index = COUNTER_FILES.iter().position(|&(name, _)| name == counter)?;
-                Self::Counter { index }
+                Self::Counter { port: port.parse().ok()?, index }
             }
             _ => return None,
         };
@@ -67,7 +67,10 @@ impl Value {
             Self::Gid { port, index } => {
                 groups(&adapter.gid(port, index)?.map_or([0; 16], |gid| gid.gid))
             }
-            Self::Counter { index } => {
+            Self::Counter { port, .. } if !(1..=adapter.ports).contains(&port) => {
+                return Err(Errno::INVALID);
+            }
+            Self::Counter { index, .. } => {
                 let (_, count) = COUNTER_FILES.get(index).ok_or(Errno::IO)?;
                 count(&adapter.device.counters()).to_string()
             }

@@ -26,5 +26,14 @@ int main(void)
         whole = ibv_reg_mr(pd, bytes + LIMIT, LIMIT, IBV_ACCESS_LOCAL_WRITE);
         printf("after it: %s\n", whole == NULL ? "refused" : "registered");
     }
+    if (whole != NULL) {
+        /* The same pages count once, and others beside the first. */
+        int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+        int changed = ibv_rereg_mr(whole, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, access);
+        int moved = ibv_rereg_mr(whole, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes, LIMIT, 0);
+
+        printf("rights: %s\n", changed == 0 ? "changed" : "refused");
+        printf("place: %s\n", moved == 0 ? "changed" : errno == ENOMEM ? "ENOMEM" : "refused");
+    }
     return 0;
 }

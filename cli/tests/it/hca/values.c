@@ -80,6 +80,11 @@ int main(void)
     compare("ports/1/sm_lid", port.sm_lid == 0 ? "0x0\n" : text);
     snprintf(text, sizeof(text), "0x%08x\n", port.port_cap_flags);
     compare("ports/1/cap_mask", text);
+    compare("ports/1/counters/port_rcv_errors", "0\n");
+    if (open("/sys/class/infiniband/mlx5_0/ports/9/counters/port_rcv_errors", O_RDONLY) >= 0) {
+        puts("a port that does not exist has counters");
+        failed = 1;
+    }
     puts(failed ? "failed" : "the values are those of the device");
     return failed;
 }

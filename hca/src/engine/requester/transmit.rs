@@ -232,7 +232,7 @@ fn build(
     let (wqe, attributes) = (&request.wqe, &qp.attributes);
     let (address, remote_qpn) = match wqe.destination.filter(|_| qp.service == ServiceType::Ud) {
         None => (Some(attributes.remote_address), attributes.remote_qpn),
-        Some(destination) => (destination.receiver(port.port_type, port.address), destination.qpn),
+        Some(destination) => (destination.receiver(port.kind, port.address), destination.qpn),
     };
     let Some(address) = address else { return Ok(None) };
     let (first, last) = (number == 0, number + numbers == request.packets);

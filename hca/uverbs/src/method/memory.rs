@@ -46,6 +46,9 @@ const ADDRESS_BITS: u8 = if cfg!(target_arch = "aarch64") { 48 } else { 47 };
 static VARIANT: LazyLock<AtomicU8> =
     LazyLock::new(|| AtomicU8::new(RandomState::new().hash_one(0_u8) as u8));
 
+/// A function of [`UserMemory`].
+type Register = fn(&Arc<Adapter>, u64, u64, bool) -> Result<UserMemory, Errno>;
+
 /// Parameters of a region.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
@@ -101,9 +104,9 @@ impl Wanted {
         self.access & access::ON_DEMAND != 0 && (self.start, self.length) == (0, EVERYTHING)
     }
 
-    fn make(self, adapter: &Arc<Adapter>, pd_number: u32) -> Result<Mr, Errno> {
+    fn make(self, adapter: &Arc<Adapter>, pd_number: u32, register: Register) -> Result<Mr, Errno> {
         self.check()?;
-        self.make_unchecked(adapter, pd_number, UserMemory::register)
+        self.make_unchecked(adapter, pd_number, register)
     }
 
     /// Creates the region without the checks of memory of the program.
@@ -111,7 +114,7 @@ impl Wanted {
         self,
         adapter: &Arc<Adapter>,
         pd_number: u32,
-        register: fn(&Arc<Adapter>, u64, u64, bool) -> Result<UserMemory, Errno>,
+        register: Register,
     ) -> Result<Mr, Errno> {
         let writable = self.is_writable();
         let ((start, length), address) = if self.is_everything() {
@@ -176,7 +179,7 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
         address: request.hca_va,
         access: request.access_flags,
     }
-    .make(&context.adapter, pd)?;
+    .make(&context.adapter, pd, UserMemory::register)?;
     let key = mr.key;
     state.objects.insert_given(&context.adapter, Object::Mr(mr), |mr_handle| {
         call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
@@ -228,7 +231,8 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
 }
 
 /// REREG_MR: creates an mkey with the new parameters, exchanges it with the old one, and destroys
-/// the latter.
+/// the latter. As in the kernel, the pages of a new translation count beside the old ones until then,
+/// and the same pages count once (linux mr.c: `mlx5_ib_rereg_user_mr`).
 pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `enum ib_mr_rereg_flags`.
     const TRANSLATION: u32 = 1;
@@ -262,12 +266,18 @@ pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> 
         wanted.access = request.access_flags;
     }
     let pd = state.objects.get::<Pd>(wanted.pd)?.number;
-    let new = wanted.make(adapter, pd)?;
+    let is_pinned = (mr.access | wanted.access) & access::ON_DEMAND == 0;
+    let keeps_pages = request.flags & TRANSLATION == 0 && is_pinned;
+    let register = if keeps_pages { UserMemory::register_counted } else { UserMemory::register };
+    let mut new = wanted.make(adapter, pd, register)?;
     let mr = state.objects.get_mut::<Mr>(request.mr_handle)?;
     let (index, key) = (mr.index, mr.key);
     // SAFETY: both are keys of this context, one made just now.
     if !unsafe { adapter.device.exchange_mkeys(index, new.index) } {
         return Err(Errno::IO);
+    }
+    if keeps_pages {
+        new.memory.take_count(&mut mr.memory);
     }
     let passing = new.index;
     let old = std::mem::replace(mr, Mr { index, key, ..new });

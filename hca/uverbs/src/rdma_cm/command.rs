@@ -196,7 +196,13 @@ impl Channel {
         let address = address::read(bytes)?.ok_or(Errno(libc::EAFNOSUPPORT))?;
         self.manager.open_devices()?;
         let local = is_local(address);
-        self.with(|state, _| state.bind(self.number, id, address, local))
+        self.with(|state, now| {
+            state.bind(self.number, id, address, local)?;
+            state.expect_listener(id, now);
+            Ok::<_, Errno>(())
+        })?;
+        self.manager.enter_name(id);
+        Ok(())
     }
 
     fn resolve(&self, id: u32, source: &[u8], destination: &[u8]) -> Result<(), Errno> {

@@ -1,6 +1,6 @@
 //! What programs do with connections: connect, accept, reject, disconnect, destroy.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use barewire_layouts::management::connection::{reason, status};
@@ -85,8 +85,9 @@ impl State {
             self.tell(id, event, status, |_| {});
             return Ok(());
         };
-        // The private data begins with the IP addresses of both ends, unless GIDs name them.
-        let ends = Ends { source: source.socket, destination: peer };
+        // The private data begins with the IP addresses of both ends, unless GIDs name them. Peers
+        // reach the device by its own address.
+        let ends = Ends { source: SocketAddr::new(port.address, source.port()), destination: peer };
         let offset = if source.native.is_some() { 0 } else { Ends::BYTES };
         let local = parameters(given, command.ece);
         let stage = if datagram { Stage::ServiceRequested } else { Stage::RequestSent };

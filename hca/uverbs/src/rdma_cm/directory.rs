@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use barewire_layouts::roce::UDP_PORT;
 
 use super::state::{PS_TCP, PS_UDP};
+use crate::private::Private;
 
 /// How long to wait for a listener, which may share its processor.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,13 +43,13 @@ fn name(service: u64, place: u16) -> Result<SocketAddr> {
 }
 
 /// Gives a listener to a service the first free name. `None` if other processes have all.
-pub(super) fn enter(service: u64) -> Option<UnixListener> {
+pub(super) fn enter(service: u64) -> Option<Private<UnixListener>> {
     (0..PLACES).find_map(|place| listen(&name(service, place).ok()?).ok())
 }
 
 /// Listens at a name. The listener does not block.
-pub(super) fn listen(name: &SocketAddr) -> Result<UnixListener> {
-    let listener = UnixListener::bind_addr(name)?;
+pub(super) fn listen(name: &SocketAddr) -> Result<Private<UnixListener>> {
+    let listener = Private::new(UnixListener::bind_addr(name)?);
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -76,18 +77,18 @@ impl Found {
 
 /// Responds to those who look up the address.
 pub(super) fn respond(listener: &UnixListener, found: Option<Found>) {
-    while let Some(mut stream) = accept(listener) {
+    while let Some(stream) = accept(listener) {
         if let Some(found) = found {
             // A peer that does not wait for the response does not need it.
-            let _ = stream.write_all(found.write().as_bytes());
+            let _ = (&*stream).write_all(found.write().as_bytes());
         }
     }
 }
 
 /// Accepts a connection to a listener that does not block.
-pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
+pub(super) fn accept(listener: &UnixListener) -> Option<Private<UnixStream>> {
     match listener.accept() {
-        Ok((stream, _)) => Some(stream),
+        Ok((stream, _)) => Some(Private::new(stream)),
         Err(error) => {
             // The listener stays readable: without descriptors, the thread must not spin.
             if error.kind() != ErrorKind::WouldBlock {
@@ -102,7 +103,7 @@ pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
 ///
 /// # Errors
 /// [`ErrorKind::WouldBlock`] if the backlog is full; that of connect(2).
-pub(super) fn connect_now(name: &SocketAddr) -> Result<UnixStream> {
+pub(super) fn connect_now(name: &SocketAddr) -> Result<Private<UnixStream>> {
     let name = name.as_abstract_name().unwrap_or_default();
     let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
     // An abstract name begins with a zero, and fits.
@@ -118,7 +119,7 @@ pub(super) fn connect_now(name: &SocketAddr) -> Result<UnixStream> {
         if descriptor < 0 {
             return Err(Error::last_os_error());
         }
-        UnixStream::from(OwnedFd::from_raw_fd(descriptor))
+        Private::new(UnixStream::from(OwnedFd::from_raw_fd(descriptor)))
     };
     // SAFETY: the address is live and has at least `length` bytes: `SocketAddr` holds no longer
     // name than `sun_path` has room for.
@@ -133,7 +134,7 @@ pub(super) fn connect_now(name: &SocketAddr) -> Result<UnixStream> {
 /// Asks the process that has a name.
 fn ask(service: u64, place: u16) -> Option<Found> {
     let (name, start) = (name(service, place).ok()?, Instant::now());
-    let mut stream = loop {
+    let stream = loop {
         match connect_now(&name) {
             Ok(stream) => break stream,
             Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < BACKLOG => {
@@ -145,7 +146,7 @@ fn ask(service: u64, place: u16) -> Option<Found> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let mut text = String::new();
-    (&mut stream).take(64).read_to_string(&mut text).ok()?;
+    (&*stream).take(64).read_to_string(&mut text).ok()?;
     Found::read(&text)
 }
 
@@ -196,7 +197,7 @@ mod tests {
 
     /// Returns what is found while the processes that have the names respond.
     fn found_among(
-        listeners: &[(UnixListener, Found)],
+        listeners: &[(Private<UnixListener>, Found)],
         service: u64,
         destination: IpAddr,
     ) -> Option<IpAddr> {

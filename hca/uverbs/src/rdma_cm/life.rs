@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::directory::{accept, connect_now, is_own, listen, own_name};
 use super::lock;
+use crate::private::Private;
 
 /// Most streams of peers that a process holds. Later ones stay in the backlog, which works as well.
 const MOST: usize = 128;
@@ -24,14 +25,14 @@ const AGAIN: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub(super) struct Life {
     /// One for each address of this process.
-    own: Mutex<Vec<UnixListener>>,
+    own: Mutex<Vec<Private<UnixListener>>>,
     streams: Mutex<Streams>,
 }
 
 #[derive(Debug, Default)]
 struct Streams {
     /// Those of peers, open until the peer closes them.
-    held: Vec<UnixStream>,
+    held: Vec<Private<UnixStream>>,
     to: BTreeMap<IpAddr, Watched>,
 }
 
@@ -39,7 +40,7 @@ struct Streams {
 #[derive(Debug)]
 struct Watched {
     /// `None` if it has no name here: it is on another host, of another user, or has ended.
-    stream: Option<UnixStream>,
+    stream: Option<Private<UnixStream>>,
     asked: Instant,
 }
 
@@ -74,7 +75,7 @@ impl Life {
         let mut ended = Vec::new();
         for &peer in peers {
             let watched = streams.to.entry(peer).or_insert_with(|| Watched::new(peer));
-            if watched.stream.as_ref().is_some_and(has_ended) {
+            if watched.stream.as_deref().is_some_and(has_ended) {
                 watched.stream = None;
                 ended.push(peer);
             } else if watched.stream.is_none() && watched.asked.elapsed() > AGAIN {

@@ -36,7 +36,9 @@ use barewire_hca::Management;
 use crate::adapter::Adapter;
 use crate::config::Link;
 use crate::errno::Errno;
+use crate::explain;
 use crate::method::{active_mtu, lid};
+use crate::private::Private;
 use crate::process;
 use crate::signals::Blocked;
 use directory::Found;
@@ -65,7 +67,7 @@ pub(crate) struct Manager {
     /// All devices, once a program has used an address.
     devices: Mutex<Vec<Device>>,
     /// The names of listeners, by their service.
-    names: Mutex<BTreeMap<u64, UnixListener>>,
+    names: Mutex<BTreeMap<u64, Private<UnixListener>>>,
     /// Streams to the processes of peers.
     life: Life,
     /// Ends the thread's sleep.
@@ -115,11 +117,12 @@ impl Manager {
         Ok((descriptor, Channel { manager: Arc::clone(self), number }))
     }
 
-    /// Works on the state, and sends what is to be sent.
+    /// Works on the state, sends what is to be sent, and prints what is to be printed.
     fn with<R>(&self, work: impl FnOnce(&mut State, Instant) -> R) -> R {
         let mut state = lock(&self.state);
         let result = work(&mut state, Instant::now());
         let packets = std::mem::take(&mut state.outbox);
+        let explanations = std::mem::take(&mut state.explanations);
         let sent = !packets.is_empty();
         for packet in packets {
             let Some(port) = state.ports.get(packet.port) else { continue };
@@ -134,6 +137,9 @@ impl Manager {
         if sent {
             // There may be an earlier deadline.
             self.wake.set();
+        }
+        for line in explanations {
+            explain::tell_now(&line);
         }
         result
     }
@@ -177,7 +183,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives a listener at any address its name.
+    /// Gives an identifier that is bound to any address its name, if it listens or may do so.
     fn enter_name(&self, id: u32) {
         let state = lock(&self.state);
         let service =
@@ -261,7 +267,7 @@ impl Manager {
             let mut descriptors = self.life.descriptors();
             let names = lock(&self.names);
             let own = managements.iter().map(|(_, it)| it.as_fd().as_raw_fd());
-            let own = own.chain(names.values().map(AsRawFd::as_raw_fd));
+            let own = own.chain(names.values().map(|it| it.as_raw_fd()));
             let own = own.chain([self.woken.as_raw_fd()]);
             descriptors.extend(own.map(|fd| (fd, libc::POLLIN)));
             drop(names);

@@ -20,7 +20,6 @@ use super::message::{
 };
 use super::state::{Port, State, connection_event, datagram_event, enhancements_event, random};
 use crate::abi::AhAttribute;
-use crate::explain;
 
 const PSN: u32 = 0x00ff_ffff;
 /// The kernel's status of an event for a peer that does not respond.
@@ -109,7 +108,7 @@ impl State {
 
     fn refuse(&mut self, arrival: Arrival, remote: u32, reason: u16) {
         let (from, why) = (arrival.source, meaning(reason));
-        explain::tell(format_args!("a connection from {from} is refused: {why}"));
+        self.explain(format_args!("a connection from {from} is refused: {why}"));
         let pair = Ids { local: 0, remote };
         let content = Content::Rejected { pair, message: 0, reason, private: [0; 148] };
         self.respond(arrival, &content);
@@ -131,7 +130,7 @@ impl State {
             return self.refuse(arrival, request.id, reason::STALE);
         }
         let Some(listener) = self.listener(request.service, arrival.port) else {
-            if self.is_reopening(request.service, arrival.now) {
+            if self.is_opening(request.service, arrival.now) {
                 return;
             }
             return self.refuse(arrival, request.id, reason::NO_SERVICE);
@@ -394,7 +393,7 @@ impl State {
         }
         let listener = self.listener(service, arrival.port);
         let datagram = |id: &u32| self.ids.get(id).is_some_and(super::state::Id::is_datagram);
-        if listener.is_none() && self.is_reopening(service, arrival.now) {
+        if listener.is_none() && self.is_opening(service, arrival.now) {
             return;
         }
         let from = |id| Some((id, self.source(id, arrival, service, private)?));
@@ -446,7 +445,7 @@ impl State {
 
     /// Repeats what is due, and ends what did not get a response.
     pub(super) fn expire(&mut self, now: Instant) {
-        self.forget_closed(now);
+        self.forget_opening(now);
         let due: Vec<(u32, Due)> = self
             .links
             .iter_mut()

@@ -35,9 +35,10 @@ const QPT_XRC_TGT: u8 = 10;
 const MOST_REQUESTS: u32 = 1024;
 /// Ports for identifiers that ask for any.
 const EPHEMERAL: (u16, u16) = (32_768, 60_999);
-/// How long requests for a service whose listener was destroyed are ignored, so that the peer repeats
-/// them. Programs such as perftest listen anew for each connection, and their peers do not wait.
-const REOPENING: Duration = Duration::from_secs(3);
+/// How long requests are ignored for a port that was bound and has no listener yet, or whose listener
+/// was destroyed, so that the peer repeats them. Programs such as qperf name their port before they
+/// listen to it, others such as perftest listen anew for each connection, and their peers do not wait.
+const OPENING: Duration = Duration::from_secs(3);
 /// Most identifiers of a process.
 const MOST_IDS: usize = 1 << 20;
 
@@ -188,8 +189,10 @@ pub(super) struct State {
     pub(super) memberships: BTreeMap<u32, Membership>,
     pub(super) channels: BTreeMap<u64, Events>,
     pub(super) outbox: Vec<Packet>,
-    /// Services whose listener was destroyed, and until when requests for them are ignored.
-    closed: BTreeMap<u16, Instant>,
+    /// Ports to which a program may listen in a moment, and until when requests for them are ignored.
+    opening: BTreeMap<u16, Instant>,
+    /// Lines for the user, which are printed without the lock of this state.
+    pub(super) explanations: Vec<String>,
     next_id: u32,
     next_link: u32,
     next_channel: u64,
@@ -210,7 +213,8 @@ impl State {
             memberships: BTreeMap::new(),
             channels: BTreeMap::new(),
             outbox: Vec::new(),
-            closed: BTreeMap::new(),
+            opening: BTreeMap::new(),
+            explanations: Vec::new(),
             next_id: 0,
             // Peers distinguish connections of consecutive processes by it.
             next_link: random() as u32,
@@ -436,7 +440,10 @@ impl State {
         let status = match chosen {
             Some((index, address)) if same_family(address, destination.ip()) => {
                 entry.port = Some(index);
-                entry.source = entry.source.map(|source| source.with_ip(address));
+                // An address of the machine to which the program has bound it stays its own.
+                entry.source = entry.source.map(|source| {
+                    if source.ip().is_unspecified() { source.with_ip(address) } else { source }
+                });
                 entry.destination = Some(destination);
                 0
             }
@@ -507,16 +514,24 @@ impl State {
         fill: impl FnOnce(&mut EventResponse),
     ) {
         let Some(entry) = self.ids.get(&id).filter(|entry| entry.uid != 0) else { return };
-        if let (Some(reason), Some(peer)) = (refused(event, status), entry.destination) {
-            explain::tell(format_args!("the connection to {peer} is refused: {reason}"));
+        let (uid, channel, destination) = (entry.uid, entry.channel, entry.destination);
+        if let (Some(reason), Some(peer)) = (refused(event, status), destination) {
+            self.explain(format_args!("the connection to {peer} is refused: {reason}"));
         }
-        let Some(events) = self.channels.get_mut(&entry.channel) else { return };
+        let Some(events) = self.channels.get_mut(&channel) else { return };
         let mut response = EventResponse::new_zeroed();
-        (response.uid, response.id) = (entry.uid, id);
+        (response.uid, response.id) = (uid, id);
         (response.event, response.status) = (event as u32, status);
         fill(&mut response);
         events.waiting.push_back(Event { owner: id, membership, response });
         events.signal.set();
+    }
+
+    /// Notes a line for the user, if refusals are explained.
+    pub(super) fn explain(&mut self, refusal: std::fmt::Arguments<'_>) {
+        if explain::is_on() {
+            self.explanations.push(refusal.to_string());
+        }
     }
 
     /// Queues a datagram.
@@ -543,9 +558,9 @@ impl State {
             self.abandon(link, now);
         }
         if let (Some(source), Some(_), Some(until)) =
-            (entry.source, entry.listening, now.checked_add(REOPENING))
+            (entry.source, entry.listening, now.checked_add(OPENING))
         {
-            self.closed.insert(source.port(), until);
+            self.opening.insert(source.port(), until);
         }
         // Requests that the program has not read.
         for child in children {
@@ -609,16 +624,25 @@ impl State {
         }
     }
 
-    /// Returns whether a listener with the port of a service was destroyed a moment ago. perftest's
-    /// server of datagrams exchanges its parameters by a connection, and then listens to datagrams at
-    /// the same port.
-    pub(super) fn is_reopening(&self, service: u64, now: Instant) -> bool {
-        self.closed.get(&(service as u16)).is_some_and(|&until| until > now)
+    /// Notes that the program, which has just bound an identifier, may listen to its port in a moment.
+    pub(super) fn expect_listener(&mut self, id: u32, now: Instant) {
+        let source = self.ids.get(&id).and_then(|id| id.source);
+        if let (Some(source), Some(until)) = (source, now.checked_add(OPENING)) {
+            self.opening.insert(source.port(), until);
+        }
     }
 
-    /// Returns whether a service has a name: an identifier listens at any address, or did a moment ago.
+    /// Returns whether the port of a service was bound, or had a listener, a moment ago. The listener
+    /// may have had another port space: perftest's server of datagrams exchanges its parameters by a
+    /// connection, and then listens to datagrams at the same port.
+    pub(super) fn is_opening(&self, service: u64, now: Instant) -> bool {
+        self.opening.get(&(service as u16)).is_some_and(|&until| until > now)
+    }
+
+    /// Returns whether a service has a name: an identifier listens at any address, or may do so in a
+    /// moment.
     pub(super) fn is_named(&self, service: u64, now: Instant) -> bool {
-        self.is_reopening(service, now) || self.listener_at_any(service).is_some()
+        self.is_opening(service, now) || self.listener_at_any(service).is_some()
     }
 
     /// Returns the identifier that listens to a service at any address.
@@ -629,15 +653,15 @@ impl State {
         })
     }
 
-    /// Forgets the destroyed listeners whose time is over.
-    pub(super) fn forget_closed(&mut self, now: Instant) {
-        self.closed.retain(|_, until| *until > now);
+    /// Forgets the ports without a listener whose time is over.
+    pub(super) fn forget_opening(&mut self, now: Instant) {
+        self.opening.retain(|_, until| *until > now);
     }
 
-    /// Returns when the next connection or destroyed listener is due.
+    /// Returns when the next connection or port without a listener is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let closed = self.closed.values().copied();
-        self.links.values().filter_map(Link::deadline).chain(closed).min()
+        let opening = self.opening.values().copied();
+        self.links.values().filter_map(Link::deadline).chain(opening).min()
     }
 
     /// Returns whether a connection waits for its program, which has not destroyed it.

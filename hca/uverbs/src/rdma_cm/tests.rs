@@ -402,6 +402,17 @@ fn a_listener_that_comes_back_gets_the_requests_of_the_meantime() {
     a.wait(Duration::from_secs(1));
     settle(&mut a, &mut b);
     assert_eq!(b.event().0, EventType::ConnectRequest);
+    // As does one whose port was bound before.
+    let (mut a, mut b) = pair();
+    let id = b.create(TCP);
+    b.state.bind(b.channel, id, b.address, true).unwrap();
+    b.state.expect_listener(id, b.now);
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    b.state.listen(b.channel, id, 0).unwrap();
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::ConnectRequest);
     // One that stays away does not.
     let (mut a, mut b) = pair();
     let listener = b.listener(TCP, 0);
