@@ -184,7 +184,6 @@ pub(crate) const VERBS_PROGRAMS: Part = Part {
     needs: &[
         program("perftest", "perftest", "ib_write_lat"),
         program("rdmacm-utils", "rping and other programs of librdmacm", "rping"),
-        program("iperf3", "iperf3", "iperf3"),
         program("qperf", "qperf", "qperf"),
         program("fio", "fio", "fio"),
         program("libfabric-bin", "fi_pingpong", "fi_pingpong"),

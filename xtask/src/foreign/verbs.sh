@@ -18,7 +18,7 @@ listens() {
 # Runs a server and its client, in whose arguments PORT is a port. `ended` is a server that serves
 # until it is ended.
 pair() {
-    port=$((20000 + ($$ + pairs * 7) % 20000))
+    port=$((20000 + ($$ + pairs * 7) % 12000))
     pairs=$((pairs + 1))
     server=$(echo "$1" | sed "s/PORT/$port/g")
     client=$(echo "$2" | sed "s/PORT/$port/g")
@@ -50,13 +50,27 @@ sockets() {
     pair "$* -S 1000 -I 5 -C 5 -p PORT" "$* -S 1000 -I 5 -C 5 -p PORT -s 127.0.0.1"
 }
 
+# By a verb, with a number of blocks. fio's senders do not repeat a message for which the receiver
+# has no buffer, so all have one.
 fio_by() {
-    port=$((20000 + ($$ + pairs * 7) % 20000))
-    printf '[global]\nioengine=rdma\nport=%s\nbs=64k\nsize=4m\n' "$port" > server.fio
+    port=$((20000 + ($$ + pairs * 7) % 12000))
+    printf '[global]\nioengine=rdma\nport=%s\nbs=64k\nsize=%s\n' "$port" $((65536 * $2)) > server.fio
     cp server.fio client.fio
-    printf '[receiver]\nrw=read\niodepth=8\n' >> server.fio
+    printf '[receiver]\nrw=read\niodepth=%s\n' "$2" >> server.fio
     printf 'hostname=127.0.0.1\nverb=%s\n[sender]\nrw=write\niodepth=4\n' "$1" >> client.fio
     pair "fio server.fio" "fio client.fio"
+}
+
+# The first IPv4 address of this machine that is not on the loopback interface, which libfabric
+# ignores.
+own_address() {
+    hostname -I | tr ' ' '\n' | grep -m1 '^[0-9.]*$' || true
+}
+
+# A test of fabtests over a provider.
+fabtest() {
+    at=$(own_address)
+    pair "$2 -p $1 -s $at -B PORT" "$2 -p $1 -P PORT -s $at $at"
 }
 
 pairs=0
@@ -69,6 +83,8 @@ units)
     echo qperf
     echo fio
     echo libfabric
+    # Debian has no package of it.
+    if command -v fi_msg_pingpong > /dev/null && [ -n "$(own_address)" ]; then echo fabtests; fi
     ;;
 run)
     case $2 in
@@ -87,24 +103,33 @@ run)
         ;;
     rsockets)
         for option in "" "-T b" "-T n" "-T f" "-T r" "-T v" "-k 2"; do sockets rstream $option; done
+        sockets riostream
         pair "rcopy -p PORT" "rcopy /etc/services 127.0.0.1:$PWD/copied -p PORT" ended
         cmp /etc/services copied || echo "failed the copy of rcopy"
-        # `hca run` adds its library to the variable.
-        LD_PRELOAD=$(echo /usr/lib/*/rsocket/librspreload.so)
-        export LD_PRELOAD
-        pair "iperf3 -s -1 -p PORT" "iperf3 -t 1 -p PORT -c 127.0.0.1"
         ;;
     qperf)
-        pair "qperf -lp PORT" "qperf -lp PORT -cm 1 -t 1 127.0.0.1 rc_lat rc_bw quit"
+        tests="rc_lat rc_bw rc_bi_bw rc_rdma_read_lat rc_rdma_read_bw rc_rdma_write_lat"
+        tests="$tests rc_rdma_write_bw rc_rdma_write_poll_lat rc_compare_swap_mr rc_fetch_add_mr"
+        tests="$tests ver_rc_compare_swap ver_rc_fetch_add"
+        pair "qperf -lp PORT" "qperf -lp PORT -cm 1 -t 1 127.0.0.1 $tests quit"
         ;;
     fio)
-        fio_by write
-        fio_by read
+        fio_by write 64
+        fio_by read 64
+        fio_by send 16
         ;;
     libfabric)
-        for kind in msg rdm dgram; do
+        for kind in msg dgram; do
             pair "fi_pingpong -p verbs -e $kind -B PORT -I 20" \
                 "fi_pingpong -p verbs -e $kind -P PORT -I 20 127.0.0.1"
+        done
+        ;;
+    fabtests)
+        for test in fi_cm_data "fi_cq_data -e msg" fi_msg fi_msg_epoll \
+            "fi_shared_ctx -e msg --no-tx-shared-ctx" "fi_msg_inject -A inject -v" "fi_bw -e msg -v -T 1" "fi_msg_pingpong -I 5 -v" \
+            "fi_msg_bw -I 5 -v" "fi_rma_bw -e msg -o write -I 5" \
+            "fi_rma_bw -e msg -o read -I 5" "fi_rma_bw -e msg -o writedata -I 5"; do
+            fabtest verbs "$test"
         done
         ;;
     esac
