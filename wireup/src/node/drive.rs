@@ -581,9 +581,12 @@ impl Shared {
         let links = self.links.borrow();
         let links: Vec<_> = links.values().filter(|inner| inner.peer == uuid).cloned().collect();
         if let Some(pair) = ended.pair {
-            self.block(uuid, pair, &ended.reason);
+            let is_news = self.block(uuid, pair, &ended.reason, ended.is_refused);
+            if ended.is_refused {
+                self.fail_refused(uuid, &links);
+            }
             // A peer that has ended is no news for connected links, which end as well.
-            if links.iter().any(|inner| inner.may_connect()) {
+            if is_news && links.iter().any(|inner| inner.may_connect()) {
                 self.report_way(uuid, pair, &ended.reason);
             }
         }
@@ -658,7 +661,7 @@ impl Shared {
                 let mut streams = self.streams.borrow_mut();
                 let result = streams.as_mut()?.connect_to(way, to);
                 if let Err(error) = &result {
-                    self.block(to, way.pair, &error.to_string());
+                    self.block(to, way.pair, &error.to_string(), false);
                     peer.trouble = Some(error.to_string());
                 }
                 result.ok()
@@ -683,11 +686,13 @@ impl Shared {
         })
     }
 
-    /// Warns that control messages to a peer take another way than between this pair.
+    /// Warns that control messages to a peer take another way than between this pair, if that may be
+    /// better.
     fn report_way(&self, peer: Uuid, failed: Pair, reason: &str) {
         let Some(address) = self.address_of(&peer) else { return };
         let Some(Route::Stream(way)) = self.route(&address) else { return };
-        if way.pair != failed {
+        let is_refused = self.blocked.borrow().refused(peer, way.pair).is_some();
+        if way.pair != failed && !is_refused {
             let entries: Vec<Entry> = address.entries().collect();
             let [failed, other] = [failed, way.pair].map(|pair| self.name_of(pair, &entries));
             warn(&format!(

@@ -16,6 +16,10 @@ use crate::link::{Inner, LaneInfo, LinkError};
 use crate::plan::{Connects, Kind, Kinds, Lane, Needs, Pair, Plan, Sides};
 use crate::protocol::{self, Action, Answer, LinkId, Offer, Reason, Turn};
 
+/// How long all addresses of a peer refuse connections before it is taken for dead. A peer behind a
+/// firewall that refuses connections has this time to make one itself.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// The endpoints of a turn, until the link is connected.
 #[derive(Default)]
 pub(super) struct Making {
@@ -80,9 +84,45 @@ impl Shared {
         plan
     }
 
-    /// Has plans avoid a pair for a while.
-    pub(super) fn block(&self, peer: Uuid, pair: Pair, reason: &str) {
-        self.blocked.borrow_mut().add(peer, pair, reason.to_owned(), Instant::now());
+    /// Has plans avoid a pair for a while; `is_refused` if no process listens at the peer's side.
+    /// Returns false if that is no news.
+    pub(super) fn block(&self, peer: Uuid, pair: Pair, reason: &str, is_refused: bool) -> bool {
+        let mut blocked = self.blocked.borrow_mut();
+        blocked.add(peer, pair, reason.to_owned(), is_refused, Instant::now())
+    }
+
+    /// Fails the links to a peer that are being connected if all its addresses for control
+    /// connections have refused for [`REFUSED`], and no connection has come from it meanwhile.
+    pub(super) fn fail_refused(&self, peer: Uuid, links: &[Rc<Inner>]) {
+        let is_connected =
+            self.streams.borrow().as_ref().is_some_and(|streams| streams.count_of(peer) > 0);
+        let Some(address) = self.address_of(&peer).filter(|_| !is_connected) else { return };
+        let (entries, now) = (address.entries().collect::<Vec<Entry>>(), Instant::now());
+        let routes = Routes::default();
+        let limits = self.limits();
+        let plan = self.sides(peer, &entries).plan(Needs::messages(), &limits, &mut |pair| {
+            let refused = self.blocked.borrow().refused(peer, pair);
+            if refused.is_some_and(|since| now.saturating_duration_since(since) >= REFUSED) {
+                return Err(String::new());
+            }
+            self.reaches(pair, &entries, &routes)
+        });
+        if plan.lane(Kind::Control).is_some() {
+            return;
+        }
+        for inner in links.iter().filter(|inner| inner.may_connect()) {
+            let reason = "no process listens at any of its addresses for control connections: \
+                          the peer has ended, or its address is old";
+            self.give_up(inner, reason.to_owned());
+        }
+    }
+
+    fn reaches(&self, pair: Pair, entries: &[Entry], routes: &Routes) -> Result<bool, String> {
+        let own = self.interfaces.get(usize::from(pair.here));
+        match (own, entries.get(usize::from(pair.there))) {
+            (Some(own), Some(peer)) => own.reaches(peer, routes),
+            _ => Err("no such interface".to_owned()),
+        }
     }
 
     fn plan_once(
@@ -100,13 +140,7 @@ impl Shared {
             if let Some(reason) = self.blocked.borrow().reason(peer, pair) {
                 return Err(reason.to_owned());
             }
-            match (
-                self.interfaces.get(usize::from(pair.here)),
-                entries.get(usize::from(pair.there)),
-            ) {
-                (Some(own), Some(peer)) => own.reaches(peer, &routes),
-                _ => Err("no such interface".to_owned()),
-            }
+            self.reaches(pair, entries, &routes)
         })
     }
 
@@ -373,7 +407,7 @@ impl Shared {
                 inner.peer
             ));
             (making.plan, making.trial) = (Some(plan), None);
-            self.block(inner.peer, lane.pair, reason);
+            self.block(inner.peer, lane.pair, reason, false);
             drop(all);
             let _ = self.machine.borrow_mut().retry(inner.id, turn);
         } else if has_failed {

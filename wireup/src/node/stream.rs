@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::report::warn;
-use barewire_tcp::connector::Connector;
+use barewire_tcp::connector::{ConnectFailure, Connector};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
@@ -137,6 +137,8 @@ pub(crate) struct Ended {
     pub(crate) was_open: bool,
     /// The interfaces between which it could not be made.
     pub(crate) pair: Option<Pair>,
+    /// No process listens at the peer's address.
+    pub(crate) is_refused: bool,
     pub(crate) reason: String,
 }
 
@@ -382,7 +384,7 @@ impl Streams {
     pub(crate) fn expel(&mut self, name: Name, reason: &str) -> Option<Ended> {
         let (connection, peer) = self.remove(name)?;
         let (listener, reason) = (connection.listener, reason.to_owned());
-        Some(Ended { name, peer, listener, was_open: true, pair: None, reason })
+        Some(Ended { name, peer, listener, was_open: true, pair: None, is_refused: false, reason })
     }
 
     /// Removes a connection, and its node if it was the connection to it that is used. Another one
@@ -516,7 +518,8 @@ impl Streams {
         std::mem::take(&mut self.spent)
     }
 
-    fn count_of(&self, node: Uuid) -> usize {
+    /// The number of connections on which a node is at the other end.
+    pub(crate) fn count_of(&self, node: Uuid) -> usize {
         self.connections.values().filter(|one| one.node == Some(node)).count()
     }
 
@@ -572,19 +575,24 @@ impl Streams {
                         && timer.is_over(now)
                     {
                         let spent = timer.spent().as_secs_f64();
-                        failed.push((*name, format!("no response within {spent:.1} s")));
+                        let reason = format!("no response within {spent:.1} s");
+                        failed.push((*name, false, reason));
                     }
                 }
                 Ok(Some(socket)) => made.push((*name, socket)),
-                Err(error) => failed.push((*name, error.to_string())),
+                Err(error) => {
+                    let is_refused = matches!(error, ConnectFailure::Refused);
+                    failed.push((*name, is_refused, error.to_string()));
+                }
             }
         }
-        for (name, reason) in failed {
+        for (name, is_refused, reason) in failed {
             let making = self.making.get(&name);
             let peer = making.and_then(|making| making.node);
             let pair = making.and_then(|making| making.pair.as_ref()).map(|(pair, _)| *pair);
             let _ = self.remove(name);
-            let ended = Ended { name, peer, listener: None, was_open: false, pair, reason };
+            let (listener, was_open) = (None, false);
+            let ended = Ended { name, peer, listener, was_open, pair, is_refused, reason };
             events.push(Event::Ended(ended));
         }
         for (name, socket) in made {

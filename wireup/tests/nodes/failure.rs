@@ -64,6 +64,17 @@ fn a_peer_that_never_answers_is_left_at_the_deadline() {
     assert!(link.error().unwrap().to_string().contains("deadline"), "{:?}", link.error());
 }
 
+/// Over every interface, so that one pair after the other refuses.
+#[test]
+fn a_dead_peer_whose_addresses_all_refuse_is_not_tried_until_the_deadline() {
+    let mut sides = vec![Side::new(&rules(&["tcp"])), Side::new(&rules(&["tcp"]))];
+    let gone = sides.remove(1).node.address();
+    let link = sides[0].node.connect(&gone, Options::default()).unwrap();
+    until(&mut sides, "failed", |_| matches!(link.state(), State::Failed(_)));
+    let error = link.error().unwrap().to_string();
+    assert!(error.contains("no process listens at any of its addresses"), "{error}");
+}
+
 #[test]
 fn a_peer_that_falls_silent_is_found_while_this_side_sleeps() {
     let interval = Duration::from_millis(500);
