@@ -28,6 +28,8 @@ const CONNECTING_TICKS: u64 = 1 << 21;
 const ASKED_SHARE: u64 = 40;
 /// Elapsed clock ticks that can accumulate for it: about 0.7 s.
 const ASKED_BURST: u64 = 1 << 31;
+/// Wake-ups whose messages are waited for.
+const MAX_WAKES: u32 = 16;
 /// Polls between two reads of the clock, at first, in that time.
 const CONNECTING_CLOCK_INTERVAL: u32 = 16;
 
@@ -61,6 +63,8 @@ pub(crate) struct PollState {
     event_at: Cell<u64>,
     /// The clock when the elapsed time will have made up for what senders asked for.
     rested_at: Cell<u64>,
+    /// Wake-ups that this process asked for, whose messages are on sockets.
+    wakes: Cell<u32>,
     /// All sources were polled since the wake flag was set, and no message was there.
     found_nothing: Cell<bool>,
     /// While new connections are not accepted: when they are again.
@@ -86,6 +90,7 @@ impl PollState {
             sockets_checked_at: Cell::new(0),
             event_at: Cell::new(0),
             rested_at: Cell::new(0),
+            wakes: Cell::new(0),
             found_nothing: Cell::new(false),
             paused_until: Cell::new(None),
             next_slot: Arc::default(),
@@ -257,6 +262,19 @@ impl PollState {
         ticks() < self.rested_at.get()
     }
 
+    /// Records that a sender has cleared the wake flag, and sends a message. Until it is read, the
+    /// sockets are checked although senders ask for too much: otherwise it would stay, and the next
+    /// sleep would end at once. A sender can have no more messages read by this than it has cleared
+    /// flags.
+    pub(crate) fn expect_wake(&self) {
+        self.wakes.set((self.wakes.get() + 1).min(MAX_WAKES));
+    }
+
+    /// Records that messages were read.
+    pub(crate) fn settle_wakes(&self, count: u32) {
+        self.wakes.set(self.wakes.get().saturating_sub(count));
+    }
+
     pub(crate) fn found_nothing(&self) -> bool {
         self.found_nothing.get()
     }
@@ -293,7 +311,7 @@ impl PollState {
             (2 * clock_interval).min(MAX_CLOCK_INTERVAL)
         });
         let due = now.wrapping_sub(self.sockets_checked_at.get()) > check_ticks
-            && now >= self.rested_at.get();
+            && (now >= self.rested_at.get() || self.wakes.get() > 0);
         if due {
             self.sockets_checked_at.set(now);
         }

@@ -17,7 +17,7 @@ use crate::segment::Segment;
 use crate::spsc::{self, SpscReceiver};
 
 /// Messages of one sender's socket that one call handles.
-const MAX_PER_CALL: usize = 32;
+const MAX_PER_CALL: u32 = 32;
 /// The maximum number of outstanding region requests of a sender.
 const MAX_REQUESTS: usize = 64;
 
@@ -83,12 +83,14 @@ impl Sender {
         self.ended = true;
     }
 
-    /// Handles the messages of the sender over its socket, a limited number per call.
+    /// Handles up to `most` messages of the sender over its socket, and a limited number per call.
+    /// Returns how many there were.
     ///
     /// # Errors
     /// A protocol violation, or the reason why this process could not map the sender's memory.
-    pub(crate) fn receive(&mut self, regions: &RegionSet) -> Result<(), LinkError> {
-        for _ in 0..MAX_PER_CALL {
+    pub(crate) fn receive(&mut self, regions: &RegionSet, most: u32) -> Result<u32, LinkError> {
+        let mut count = 0;
+        while count < most.min(MAX_PER_CALL) {
             let received = match self.link.receive().map_err(|error| socket_error("recvmsg", error))
             {
                 Ok(Some(received)) => received,
@@ -99,9 +101,10 @@ impl Sender {
                 }
                 Err(error) => return Err(error),
             };
+            count += 1;
             self.handle(received, regions)?;
         }
-        Ok(())
+        Ok(count)
     }
 
     fn handle(&mut self, received: Received, regions: &RegionSet) -> Result<(), LinkError> {

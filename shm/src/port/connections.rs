@@ -118,8 +118,16 @@ impl Port {
 
     /// Handles the messages that a sender sent over its socket.
     pub(super) fn receive(&mut self, number: u16) -> Result<(), LinkError> {
+        self.read(number, u32::MAX)
+    }
+
+    /// Handles up to `most` messages of a sender. One alone is taken for the wake-up that this
+    /// process has asked for, and does not count as what the sender asks for.
+    fn read(&mut self, number: u16, most: u32) -> Result<(), LinkError> {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
-        let received = self.poll.ask(|| sender.receive(&self.regions));
+        let mut receive = || sender.receive(&self.regions, most);
+        let received = if most == 1 { receive() } else { self.poll.ask(receive) };
+        let received = received.map(|count| self.poll.settle_wakes(count));
         self.has_requests |= sender.has_requests();
         if sender.is_direct && sender.ring.is_some() && !self.rings.contains(&number) {
             self.rings.push(number);
@@ -134,7 +142,7 @@ impl Port {
     fn on_event(&mut self, number: u16, deliver: &mut impl Deliver) {
         let Some(sender) = self.senders.get_mut(number) else { return };
         let result = if sender.greeted {
-            self.receive(number)
+            self.read(number, if self.poll.is_resting() { 1 } else { u32::MAX })
         } else {
             match sender.link.receive().map_err(|error| socket_error("recvmsg", error)) {
                 Ok(Some(received)) => self.greet(number, received),

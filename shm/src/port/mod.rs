@@ -139,8 +139,12 @@ impl Watcher {
     pub fn arm(&self) -> io::Result<bool> {
         // After a wake-up the sockets must be checked first.
         self.poll.request_socket_check();
-        if self.wake_flag.is_armed() && self.poll.found_nothing() {
+        let is_armed = self.wake_flag.is_armed();
+        if is_armed && self.poll.found_nothing() {
             return Ok(true);
+        }
+        if !is_armed {
+            self.poll.expect_wake();
         }
         self.wake_flag.arm(wake::barrier)?;
         self.poll.set_found_nothing(false);

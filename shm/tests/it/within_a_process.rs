@@ -237,6 +237,37 @@ fn a_sleeping_port_is_woken_by_peers_of_other_threads() {
     assert_eq!(all, expected);
 }
 
+/// The messages by which a sender wakes the port are read before the next sleep, however many there
+/// are: otherwise the port would not sleep.
+#[test]
+fn a_port_that_is_woken_for_every_message_sleeps_between_them() {
+    const ROUNDS: u64 = 40_000;
+    let _no_fork = FORK.read();
+    let address = address();
+    let mut port = Port::open(address, &config(), &RegionSet::new(1)).unwrap();
+    let mut peer = Peer::connect(address, &config()).unwrap();
+    let (mut inbox, watcher, start) = (Inbox::default(), port.watcher(), Instant::now());
+    let readable = |watcher: &_, seconds| {
+        let timeout = rustix::time::Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::new(watcher, PollFlags::IN)], Some(&timeout)).unwrap() != 0
+    };
+    let mut at_once = 0;
+    for round in 0..ROUNDS {
+        while !watcher.arm().unwrap() {
+            port.progress(&mut inbox);
+        }
+        at_once += u64::from(readable(&watcher, 0));
+        peer.send(3, round, &[]).unwrap();
+        assert!(readable(&watcher, 20), "not woken");
+        while inbox.messages.is_empty() {
+            port.progress(&mut inbox);
+        }
+        inbox.messages.clear();
+        assert!(start.elapsed() < DEADLINE, "round {round}");
+    }
+    assert!(at_once < ROUNDS / 100, "{at_once} of {ROUNDS} sleeps end at once");
+}
+
 /// A forked child must not enter the ports of its parent, whose copies it has.
 #[test]
 fn a_forked_child_has_ports_of_its_own_only() {
