@@ -50,7 +50,7 @@ fn contents_are_right_with_every_version() {
         let folder = |name| package.join("libucx").join(name).to_str().unwrap().to_owned();
         let (headers, libraries) = (folder("include"), folder("lib"));
         let version = uct::Version { name, headers: &headers, libraries: Some(&libraries) };
-        for transports in ["shm,cma,self", "tcp", "rc_mlx5", "all"] {
+        for transports in ["shm,cma,self", "tcp", "rc_mlx5", "dc_mlx5", "ud_mlx5", "all"] {
             uct::contents(version, transports, uct::OVER_DEVICES, (UCT, &[]));
         }
     }
