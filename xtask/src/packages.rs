@@ -172,12 +172,28 @@ pub(crate) const MPI4PY: Part = Part {
     ],
 };
 
-pub(crate) const NIXL: Part = Part {
-    name: "NIXL",
-    needs: &[PIP, path("python3-numpy", "numpy", "/usr/lib/python3/dist-packages/numpy")],
+const NUMPY: Need = path("python3-numpy", "numpy", "/usr/lib/python3/dist-packages/numpy");
+
+pub(crate) const NIXL: Part = Part { name: "NIXL", needs: &[PIP, NUMPY] };
+
+pub(crate) const MOONCAKE: Part = Part {
+    name: "Mooncake",
+    needs: &[PIP, NUMPY, path("ibverbs-providers", "libmlx5", "/etc/libibverbs.d/mlx5.driver")],
 };
 
 pub(crate) const UCXX: Part = Part { name: "UCXX", needs: &[PIP] };
+
+pub(crate) const GTEST: Part = Part {
+    name: "UCX's own tests",
+    needs: &[
+        program("autoconf", "autoconf", "autoconf"),
+        program("automake", "automake", "automake"),
+        program("libtool", "libtool", "libtoolize"),
+        program("make", "make", "make"),
+        program("g++", "a compiler of C++", "g++"),
+        program("git", "git", "git"),
+    ],
+};
 
 pub(crate) const VERBS_PROGRAMS: Part = Part {
     name: "programs of verbs",

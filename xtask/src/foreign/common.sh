@@ -15,3 +15,14 @@ openmpi() {
 mpich() {
     MPIR_CVAR_NOLOCAL=1 $BY mpiexec.mpich -n 2 "$@"
 }
+
+# Downloads the source of a package in a release of Debian, without Debian's changes, to `source`.
+debian_source() {
+    mkdir -p lists/partial source
+    echo "deb-src http://deb.debian.org/debian $1 main" > sources.list
+    apt="apt-get -q -o Dir::Etc::sourcelist=$PWD/sources.list -o Dir::Etc::sourceparts=-
+        -o Dir::State::lists=$PWD/lists"
+    $apt update
+    $apt source --download-only "$2"
+    tar xf "$2"_*.orig.tar.* -C source --strip-components=1
+}

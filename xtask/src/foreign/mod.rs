@@ -57,6 +57,21 @@ pub(crate) const NIXL: Suite =
 pub(crate) const UCXX: Suite =
     Suite { name: "ucxx", script: "ucxx.sh", needs: &packages::UCXX, ..MPICH };
 
+pub(crate) const GTEST_1_13: Suite = Suite {
+    name: "gtest-1.13",
+    script: "gtest.sh",
+    arguments: &["1.13"],
+    needs: &packages::GTEST,
+    deadline: Duration::from_mins(20),
+};
+
+pub(crate) const GTEST_HEAD: Suite =
+    Suite { name: "gtest-head", arguments: &["head"], ..GTEST_1_13 };
+
+/// It runs by [`run_verbs`].
+pub(crate) const MOONCAKE: Suite =
+    Suite { name: "mooncake", script: "mooncake.sh", needs: &packages::MOONCAKE, ..MPICH };
+
 /// Its programs run by [`run_verbs`].
 pub(crate) const VERBS: Suite =
     Suite { name: "verbs", script: "verbs.sh", needs: &packages::VERBS_PROGRAMS, ..MPICH };

@@ -6,15 +6,8 @@ folders="rma pt2pt coll threads/pt2pt threads/rma threads/comm"
 
 case $1 in
 prepare)
-    mkdir -p lists/partial
     . /etc/os-release
-    echo "deb-src http://deb.debian.org/debian $VERSION_CODENAME main" > sources.list
-    apt="apt-get -q -o Dir::Etc::sourcelist=$PWD/sources.list -o Dir::Etc::sourceparts=-
-        -o Dir::State::lists=$PWD/lists"
-    $apt update
-    $apt source --download-only mpich
-    mkdir -p source
-    tar xf mpich_*.orig.tar.* -C source --strip-components=1
+    debian_source "$VERSION_CODENAME" mpich
     cd source/test/mpi
     # Optimized, some programs take minutes to compile.
     ./configure --quiet --disable-fortran --disable-cxx MPICC=mpicc.mpich CFLAGS=-O0 > configure.txt

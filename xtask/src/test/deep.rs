@@ -49,11 +49,18 @@ pub(super) const PARTS: &[Part] = &[
     part("ucxx", "clients and servers of UCXX with the UCX of its Python package", |setting| {
         of_others(setting, &foreign::UCXX)
     }),
-    part(
-        "verbs-programs",
-        "programs of libibverbs and librdmacm on the software HCA",
-        verbs_programs,
-    ),
+    part("gtest-1.13", "UCX 1.13's own tests of UCT and libucp", |setting| {
+        of_others(setting, &foreign::GTEST_1_13)
+    }),
+    part("gtest-head", "the same of UCX's head", |setting| {
+        of_others(setting, &foreign::GTEST_HEAD)
+    }),
+    part("verbs-programs", "programs of libibverbs and librdmacm on the software HCA", |setting| {
+        of_verbs(setting, &foreign::VERBS)
+    }),
+    part("mooncake", "transfers of Mooncake on the software HCA", |setting| {
+        of_verbs(setting, &foreign::MOONCAKE)
+    }),
     part("address-sanitizer", "the suite under AddressSanitizer", address),
     part("thread-sanitizer", "the suite under ThreadSanitizer", thread),
     part("all-miri", "all code on plain memory, interpreted by Miri", all_miri),
@@ -191,11 +198,11 @@ fn of_others(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failu
     })
 }
 
-fn verbs_programs(setting: &Setting) -> Result<Outcome, Failure> {
+fn of_verbs(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failure> {
     // Cargo does not build the library that `hca run` preloads with the program.
     command(&Invocation::cargo(&["build", "-p", "barewire-cli", "-p", "barewire-hca-uverbs"]), 30)?;
     let barewire = process::target().join("debug/barewire");
-    Ok(match foreign::run_verbs(&foreign::VERBS, &barewire, setting.install)? {
+    Ok(match foreign::run_verbs(suite, &barewire, setting.install)? {
         Ok(passed) => passed.into(),
         Err(why) => Outcome::LeftOut(why),
     })
