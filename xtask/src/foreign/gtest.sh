@@ -1,5 +1,5 @@
-# UCX's own tests of UCT and of libucp: gtest.sh 1.13|head prepare|units|run. A unit is a class of tests. What
-# tests the internals of UCX's transports is not built. UCX_GIT is where the head comes from.
+# UCX's own tests of UCT: gtest.sh 1.13|head prepare|units|run. A unit is a class of tests. What tests the
+# internals of UCX's transports is not built. UCX_GIT is the repository that the head comes from.
 . "$(dirname "$0")/common.sh"
 
 head=9466d104a317c8ffddd9734e72055d8bbda021b3
@@ -8,12 +8,12 @@ binary=source/test/gtest/gtest
 # The transports of a run, as names before tests. UCX names its shared memory `posix`.
 prefixes() {
     case ${UCX_TLS:-}:$BY in
-    self,shm:?*) echo self shm shm_ib ;;
-    self,shm:) echo self posix shm_ib ;;
+    self,shm:?*) echo self shm ;;
+    self,shm:) echo self posix ;;
     self,tcp:*) echo tcp ;;
-    self,rc_mlx5:?*) echo rc_mlx5 rcx ;;
-    all:?*) echo cma dc_mlx5 dcx ud_mlx5 udx all ;;
-    all:) echo cma all ;;
+    self,rc_mlx5:?*) echo rc_mlx5 ;;
+    all:?*) echo cma dc_mlx5 ud_mlx5 ;;
+    all:) echo cma ;;
     esac
 }
 
@@ -44,18 +44,22 @@ prepare)
     for folder in src/ucm src/ucs src/uct src/ucp src/tools/perf test/gtest/common/googletest; do
         make --silent -j "$(nproc)" -C $folder
     done > make.txt 2>&1
-    objects=$(sed -nE 's,^\s((common|uct|ucp)/.*)\.cc.*,\1,p' test/gtest/Makefile.am |
+    objects=$(sed -nE 's,^\s((common|uct)/.*)\.cc.*,\1,p' test/gtest/Makefile.am |
         grep -v -e /ib/ -e /tcp/ -e /sm/ -e cuda -e /ze/ -e device -e test_mm | sort -u |
         sed -E 's,([^/]*)$,gtest-\1.o,' | tr '\n' ' ')
     make --silent -j "$(nproc)" -C test/gtest gtest gtest_OBJECTS="$objects" >> make.txt 2>&1
     ;;
 units)
     "$binary" --gtest_list_tests | sed -nE 's,^[a-z_0-9]+/([a-z_0-9]+)(<.*>)?\..*,\1,p' | sort -u |
-        grep -v -i -e perf -e gpu
+        grep -v -e perf -e loopback
     ;;
 run)
     filter=
     for prefix in $(prefixes); do filter="$filter$prefix/$3.*:"; done
+    # The default transports run one by one.
+    [ -n "$filter" ] || exit 0
+    # It fills 128 sockets 10 000 times, which takes longer than the 900 s that a test has.
+    filter="$filter-tcp/test_uct_pending.pending_fairness/*"
     unset UCX_TLS
     BAREWIRE_KEY=$(printf '5a%.0s' $(seq 32))
     export BAREWIRE_KEY UCX_HANDLE_ERRORS=none UCX_LOG_LEVEL=error

@@ -49,7 +49,7 @@ pub(super) const PARTS: &[Part] = &[
     part("ucxx", "clients and servers of UCXX with the UCX of its Python package", |setting| {
         of_others(setting, &foreign::UCXX)
     }),
-    part("gtest-1.13", "UCX 1.13's own tests of UCT and libucp", |setting| {
+    part("gtest-1.13", "UCX 1.13's own tests of UCT", |setting| {
         of_others(setting, &foreign::GTEST_1_13)
     }),
     part("gtest-head", "the same of UCX's head", |setting| {
