@@ -100,6 +100,7 @@ run)
             perftest "ib_$test -R"
         done
         perftest ib_send_bw -R -c UD
+        pair "ucmatose -c 1000 -C 1 -S 8 -p PORT" "ucmatose -c 1000 -C 1 -S 8 -p PORT -s 127.0.0.1"
         ;;
     rsockets)
         for option in "" "-T b" "-T n" "-T f" "-T r" "-T v" "-k 2"; do sockets rstream $option; done

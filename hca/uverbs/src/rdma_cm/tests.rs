@@ -19,6 +19,8 @@ use super::signal::Signal;
 use super::state::{InfiniBand, Packet, Port, Route, State};
 use crate::errno::Errno;
 
+mod many;
+
 const TCP: (u16, u8) = (0x0106, 2);
 const UDP: (u16, u8) = (0x0111, 4);
 const IB: (u16, u8) = (0x013f, 2);
@@ -402,7 +404,7 @@ fn a_listener_that_comes_back_gets_the_requests_of_the_meantime() {
     a.wait(Duration::from_secs(1));
     settle(&mut a, &mut b);
     assert_eq!(b.event().0, EventType::ConnectRequest);
-    // As does one whose port was bound before.
+    // As does one whose port was bound before, for a few seconds.
     let (mut a, mut b) = pair();
     let id = b.create(TCP);
     b.state.bind(b.channel, id, b.address, true).unwrap();
