@@ -6,6 +6,11 @@
 //! records say which are armed. The word is a new request if it differs from the last one seen,
 //! which the sequence number ensures. The last word starts as [`UNARMED`], since the first request
 //! may be all zeros.
+//!
+//! A request is for entries that no event has announced (IBTA 11.4.2.2; the context of the queue has
+//! the last that one has, `last_notified_index`). Programs that arm the queue between an event and
+//! the poll for it, such as those of perftest with `-e` and of librpma, would otherwise get a second
+//! event without an entry.
 
 use barewire_layouts::doorbell::CqArm;
 
@@ -40,6 +45,8 @@ pub(crate) struct Notify {
     solicited: Option<u32>,
     /// Entries written before the last event.
     notified: u32,
+    /// The same; `None` if all of them were consumed long ago.
+    announced: Option<u32>,
     fired: bool,
 }
 
@@ -54,6 +61,11 @@ pub(crate) enum Verdict {
     Fire,
 }
 
+/// Returns how far `index` is ahead of `first`.
+fn ahead(index: u32, first: u32) -> u32 {
+    index.wrapping_sub(first) & COUNTER
+}
+
 impl Notify {
     pub(crate) fn new(eq: u32, period: u16, max_count: u16, seen: u32) -> Self {
         Self {
@@ -66,6 +78,7 @@ impl Notify {
             deadline: None,
             solicited: None,
             notified: 0,
+            announced: None,
             fired: false,
         }
     }
@@ -76,10 +89,10 @@ impl Notify {
         let producer = producer & COUNTER;
         if solicited {
             self.solicited = Some(producer);
-        } else if self.solicited.is_some_and(|last| producer.wrapping_sub(last) & COUNTER > LONGEST)
-        {
-            self.solicited = None;
+        } else {
+            self.solicited = self.solicited.filter(|&last| ahead(producer, last) <= LONGEST);
         }
+        self.announced = self.announced.filter(|&last| ahead(producer, last) <= LONGEST);
     }
 
     /// Notes that a CQ doorbell of the queue's UAR page was rung, with `word` in the doorbell
@@ -112,8 +125,10 @@ impl Notify {
         let Some(arm) = self.armed else { return Verdict::Nothing };
         let newest = if arm.solicited_only { self.solicited } else { Some(producer) };
         let Some(newest) = newest else { return Verdict::Nothing };
-        let waiting = newest.wrapping_sub(arm.consumer) & COUNTER;
-        // Half of the numbers lie before the consumer: no new entry.
+        // An entry has one event, also if it is not consumed when the queue is armed again.
+        let announced = self.announced.filter(|last| ahead(*last, arm.consumer) <= LONGEST);
+        let waiting = ahead(newest, announced.unwrap_or(arm.consumer));
+        // Half of the numbers lie before the first entry that counts: there is no new one.
         if waiting == 0 || waiting > COUNTER / 2 {
             return Verdict::Nothing;
         }
@@ -129,6 +144,7 @@ impl Notify {
         }
         (self.armed, self.deadline, self.fired) = (None, None, true);
         self.notified = producer & COUNTER;
+        self.announced = Some(self.notified);
         Verdict::Fire
     }
 
@@ -172,6 +188,31 @@ mod tests {
         assert_eq!(notify.judge(0, 2, 0), Verdict::Nothing);
         assert_eq!(notify.judge(arm(1, false, 1), 2, 0), Verdict::Fire);
         assert_eq!((notify.last_notified(), notify.request(), notify.fired()), (2, None, true));
+    }
+
+    /// As perftest with `-e`: event, request, poll.
+    #[test]
+    fn an_entry_that_an_event_has_announced_has_no_second_one() {
+        let mut notify = Notify::new(1, 0, 0, UNARMED);
+        assert_eq!(notify.judge(arm(0, false, 0), 1, 0), Verdict::Fire);
+        let again = arm(1, false, 0);
+        assert_eq!(notify.judge(again, 1, 0), Verdict::Nothing);
+        assert_eq!(notify.judge(again, 2, 0), Verdict::Fire);
+        // One that arrived before the request has an event.
+        assert_eq!(notify.judge(arm(2, false, 1), 3, 0), Verdict::Fire);
+        assert_eq!(notify.judge(arm(3, false, 3), 3, 0), Verdict::Nothing);
+    }
+
+    /// Indices come again.
+    #[test]
+    fn an_event_of_long_ago_does_not_matter() {
+        let mut notify = Notify::new(1, 0, 0, UNARMED);
+        assert_eq!(notify.judge(arm(0, false, 7), 8, 0), Verdict::Fire);
+        for producer in [9, 9 + LONGEST, 9 + 2 * LONGEST] {
+            notify.wrote(producer, false);
+        }
+        // Consumed but for the last; the index of the event lies ahead of it.
+        assert_eq!(notify.judge(arm(1, false, 5), 6, 0), Verdict::Fire);
     }
 
     #[test]
