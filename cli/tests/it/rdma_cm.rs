@@ -201,8 +201,12 @@ fn infiniband_ports_are_connected_by_gids() {
     let server: &[&str] = &["--ib", "--address", &address];
     let gid = format!("::ffff:{address}");
     for program in ["ucmatose -f gid", "ucmatose -f gid -P ib", "rstream -f gid -S 1000 -C 5"] {
-        let own = format!("{program} -p PORT -b {gid}");
-        succeeds_with([server, &["--ib"]], &own, &format!("{program} -p PORT -s {gid}"));
+        let program = format!("{program} -p {}", free_port());
+        serves_in_time(
+            [server, &["--ib"]],
+            &format!("{program} -b {gid}"),
+            &format!("{program} -s {gid}"),
+        );
     }
     // Other ports refuse GIDs, as the kernel does.
     let command = format!("ucmatose -f gid -b {gid} -p {}", free_port());
@@ -235,18 +239,24 @@ fn datagrams_are_answered(address: &str, format: &str, options: &[&str]) {
     }
     let name = if format.is_empty() { address.to_owned() } else { format!("::ffff:{address}") };
     let own = [options, &["--address", address]].concat();
-    let mut server = run_with(&own, &format!("udaddy {format} -C 3 -b {name}"));
+    let server = format!("udaddy {format} -C 3 -b {name}");
+    serves_in_time([&own, options], &server, &format!("udaddy {format} -C 3 -s {name}"));
+}
+
+/// Starts a server that listens to the address of its device only, and clients until it serves one.
+fn serves_in_time(options: [&[&str]; 2], server: &str, client: &str) {
+    let mut serving = run_with(options[0], server);
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let client = run_with(options, &format!("udaddy {format} -C 3 -s {name}")).end(PATIENCE);
+        let client = run_with(options[1], client).end(PATIENCE);
         if client.status.success() {
             break;
         }
         // Until the server listens, the service does not exist.
-        assert!(Instant::now() < deadline && !server.has_ended(), "{client:#?}");
+        assert!(Instant::now() < deadline && !serving.has_ended(), "{client:#?}");
     }
-    let server = server.end(PATIENCE);
-    assert!(server.status.success(), "{server:#?}");
+    let ended = serving.end(PATIENCE);
+    assert!(ended.status.success(), "{ended:#?}");
 }
 
 #[test]

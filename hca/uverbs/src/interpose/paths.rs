@@ -57,13 +57,14 @@ path_hooks! {
     __readlinkat_chk(
         folder: c_int; buffer: *mut c_char, size: size_t, room: size_t
     ) -> ssize_t;
-    realpath(; resolved: *mut c_char) -> *mut c_char;
-    __realpath_chk(; resolved: *mut c_char, size: size_t) -> *mut c_char;
-    canonicalize_file_name(;) -> *mut c_char;
+    // `ls -l` asks for attributes.
     getxattr(; name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t;
     lgetxattr(; name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t;
     listxattr(; list: *mut c_char, size: size_t) -> ssize_t;
     llistxattr(; list: *mut c_char, size: size_t) -> ssize_t;
+    realpath(; resolved: *mut c_char) -> *mut c_char;
+    __realpath_chk(; resolved: *mut c_char, size: size_t) -> *mut c_char;
+    canonicalize_file_name(;) -> *mut c_char;
 }
 
 // Programs that were linked to a C library before 2.33, in which `stat` and its like were inline.
