@@ -22,6 +22,9 @@ const START: Duration = Duration::from_mins(1);
 /// Names the descriptor of the socket at which rank 0 lets the others join.
 pub const LISTENER_VARIABLE: &str = "BAREWIRE_BOOTSTRAP_FD";
 
+/// The port of rank 0 instead of that of `MASTER_PORT`.
+const PORT_VARIABLE: &str = "BAREWIRE_BOOTSTRAP_PORT";
+
 /// The variables that [`detect_in`] reads.
 pub trait Environment {
     /// The value of a variable, if it is set to a text.
@@ -265,6 +268,16 @@ fn listener(environment: &dyn Environment, config: &TcpConfig) -> Option<OwnedFd
     (listens && address == config.master).then_some(socket)
 }
 
+/// The port of rank 0. If torchrun has a store at `MASTER_PORT` itself, it is the next one.
+fn port_of(environment: &dyn Environment, master: u16) -> Result<u16, DetectError> {
+    if let Some(port) = environment.get(PORT_VARIABLE).filter(|port| !port.is_empty()) {
+        return Ok(parse(PORT_VARIABLE, &port, 1, u64::from(u16::MAX))? as u16);
+    }
+    let is_taken = environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|it| it == "True");
+    let next = master.checked_add(1).unwrap_or(master.saturating_sub(1));
+    Ok(if is_taken { next } else { master })
+}
+
 fn tcp(
     environment: &dyn Environment,
     chosen: &str,
@@ -290,7 +303,7 @@ fn tcp(
         }
     };
     let (rank, size) = rank_and_size(("RANK", &rank), ("WORLD_SIZE", &size))?;
-    let port = parse("MASTER_PORT", &port, 1, u64::from(u16::MAX))? as u16;
+    let port = port_of(environment, parse("MASTER_PORT", &port, 1, u64::from(u16::MAX))? as u16)?;
     let unusable = |expected: String| DetectError::Variable {
         variable: "MASTER_ADDR",
         value: host.clone(),
@@ -305,4 +318,25 @@ fn tcp(
     let master: SocketAddr =
         found.next().ok_or_else(|| unusable("which has no address".to_owned()))?;
     Ok(TcpConfig { rank, size, master, key, timeout })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_rank_0_is_not_that_of_torchruns_store() {
+        let port = |variables: &[(&str, &str)], master| {
+            let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
+            port_of(&|name: &str| find(name).map(|(_, value)| (*value).to_owned()), master)
+        };
+        let store = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+        assert_eq!(port(&[], 29500).unwrap(), 29500);
+        assert_eq!(port(&[("TORCHELASTIC_USE_AGENT_STORE", "False")], 29500).unwrap(), 29500);
+        assert_eq!(port(&[store], 29500).unwrap(), 29501);
+        assert_eq!(port(&[store], u16::MAX).unwrap(), u16::MAX - 1);
+        assert_eq!(port(&[store, ("BAREWIRE_BOOTSTRAP_PORT", "7")], 29500).unwrap(), 7);
+        let error = port(&[("BAREWIRE_BOOTSTRAP_PORT", "0")], 1).unwrap_err().to_string();
+        assert!(error.contains("BAREWIRE_BOOTSTRAP_PORT"), "{error}");
+    }
 }

@@ -15,7 +15,9 @@
 //! | [`Single`](Runtime::Single) | none | otherwise |
 //!
 //! A launcher may pass rank 0 a socket that listens at `MASTER_ADDR` and `MASTER_PORT`, so that no
-//! other process can take the port meanwhile. [`LISTENER_VARIABLE`] names its descriptor.
+//! other process can take the port meanwhile. [`LISTENER_VARIABLE`] names its descriptor. Under
+//! torchrun, whose store has `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), rank 0 listens at
+//! the next port; `BAREWIRE_BOOTSTRAP_PORT` names another.
 //!
 //! Variables that a runtime needs and that are not set are an error, which names all of them.
 //! Variables of Slurm and Open MPI that none of the above understands are none, since an

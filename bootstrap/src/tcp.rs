@@ -67,6 +67,8 @@ const OTHER_DESCRIPTORS: u64 = 128;
 const READS: usize = 16;
 /// Fewer bytes of a rank in one round are little.
 const LITTLE: usize = 4 << 10;
+/// How long a rank waits for the reason of rank 0, and rank 0 sends it.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The longest sleep between two checks of connections that are being made.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -283,6 +285,21 @@ fn limits(address: IpAddr) -> Limits {
 /// What rank 0 does first.
 const LISTENING: &str = "listening for other ranks";
 
+/// Adds the address of rank 0, and what to do, to the error of a socket that does not listen there.
+fn advise(master: SocketAddr, error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        ErrorKind::AddrInUse => {
+            "; another process listens there: set MASTER_PORT, or BAREWIRE_BOOTSTRAP_PORT, to another \
+             port, the same for all ranks"
+        }
+        ErrorKind::AddrNotAvailable if !master.ip().is_loopback() => {
+            "; this host does not have the address of MASTER_ADDR: start rank 0 on the host that has it"
+        }
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("{master}: {error}{advice}"))
+}
+
 fn failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::Io { runtime: Runtime::Tcp, operation, source }
 }
@@ -313,7 +330,8 @@ impl Tcp {
             return Ok(Self::joined(config, join(config)?));
         }
         let (key, limits) = (config.key.clone(), limits(config.master.ip()));
-        let door = Listener::open_at(config.master, key, limits).map_err(failed(LISTENING))?;
+        let door = Listener::open_at(config.master, key, limits)
+            .map_err(|error| failed(LISTENING)(advise(config.master, error)))?;
         Ok(Self::joined(config, serve(config, door)?))
     }
 
@@ -743,12 +761,19 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
                 .filter(|(_, peer)| peer.is_none())
                 .map(|(rank, _)| rank)
                 .collect();
-            return Err(Error::TimedOut {
-                runtime: Runtime::Tcp,
-                operation: "the start of the job",
-                waited: config.timeout,
-                missing: format!(": {} did not connect to {}", ranks(&late), config.master),
-            });
+            let missing = format!(": {} did not connect to {}", ranks(&late), config.master);
+            let (runtime, operation) = (Runtime::Tcp, "the start of the job");
+            let error = Error::TimedOut { runtime, operation, waited: config.timeout, missing };
+            // Those that have joined say the same.
+            let text = error.to_string();
+            let mut abort = message(kind::ABORT);
+            push(&mut abort, text.strip_prefix("tcp: ").unwrap_or(&text).as_bytes());
+            let soon = after(now, LAST_WORDS);
+            for peer in joined.iter_mut().flatten() {
+                // A rank that has ended needs no reason.
+                let _ = peer.send(&abort, soon);
+            }
+            return Err(error);
         }
         door.work(now, &mut admitted);
         for newcomer in admitted.drain(..) {
@@ -913,7 +938,8 @@ fn join(config: &TcpConfig) -> Result<Joined, Error> {
         Stop::Io(source) => Error::Io { runtime: Runtime::Tcp, operation: OPERATION, source },
     };
     channel.send(&request, deadline).map_err(failed)?;
-    let welcome = channel.receive(deadline).map_err(failed)?;
+    // Rank 0 says which ranks are missing.
+    let welcome = channel.receive(after(deadline, LAST_WORDS)).map_err(failed)?;
     let mut parts = Parts(&welcome);
     match parts.number() {
         Some(kind::WELCOME) => {}

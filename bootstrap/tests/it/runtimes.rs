@@ -372,7 +372,9 @@ fn two_processes_with_one_rank() {
     });
     let texts: Vec<String> =
         outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
-    assert!(texts[0].contains("rank 2 did not connect"), "{texts:?}");
+    // Also the rank that has joined names the one that is missing.
+    let missing = texts.iter().filter(|text| text.contains("rank 2 did not connect"));
+    assert!(texts[0].contains("rank 2 did not connect") && missing.count() == 2, "{texts:?}");
     assert!(texts[1..].iter().any(|text| text.contains("two processes with RANK=1")), "{texts:?}");
 }
 
@@ -548,6 +550,16 @@ fn rank_0_raises_its_limit_of_descriptors_or_says_how_many_it_needs() {
     assert!(text.contains("did not connect") && text.contains("limit: Some(427)"), "{text}");
     let text = run(400);
     assert!(text.contains("needs 427 descriptors") && text.contains("may open 400"), "{text}");
+}
+
+#[test]
+fn a_port_that_is_in_use_is_named_with_the_variable() {
+    let taken = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let master = taken.local_addr().unwrap();
+    let text = Tcp::open(&TcpConfig { rank: 0, size: 2, master, key: key(), timeout: LONG })
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains(&master.to_string()) && text.contains("set MASTER_PORT"), "{text}");
 }
 
 #[test]
