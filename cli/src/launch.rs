@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 
 /// Time for the other ranks to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
+/// Time in which a rank that a signal has ended is found after others that failed because of that.
+const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two checks for ranks that have ended.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors that are needed beside the pipes of the ranks.
@@ -149,11 +151,27 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::from(code))
 }
 
+/// The ranks that have ended since the last call, those that a signal has ended first: others fail
+/// because of them, and the kernel may report these earlier.
+fn ended(ranks: &mut Ranks) -> Vec<(usize, ExitStatus)> {
+    let mut ended = ranks.ended();
+    if ended.iter().any(|(_, status)| status.code().is_some_and(|code| code != 0)) {
+        let start = Instant::now();
+        while start.elapsed() < SETTLE && ended.iter().all(|(_, status)| status.signal().is_none())
+        {
+            thread::sleep(PAUSE);
+            ended.extend(ranks.ended());
+        }
+    }
+    ended.sort_by_key(|(_, status)| status.signal().is_none());
+    ended
+}
+
 /// Waits for all ranks. If one fails, ends the others unless `keep_going` is set.
 fn wait(ranks: &mut Ranks, keep_going: bool) -> u8 {
     let mut code = 0;
     while !ranks.is_empty() {
-        for (rank, status) in ranks.ended() {
+        for (rank, status) in ended(ranks) {
             if status.success() {
                 continue;
             }

@@ -85,6 +85,21 @@ fn a_rank_that_fails_ends_the_others() {
     assert!(start.elapsed() < Duration::from_secs(30));
 }
 
+/// Rank 0 fails because rank 1 is killed, and is checked first.
+#[test]
+fn the_code_is_that_of_a_killed_rank_and_not_of_those_that_fail_because_of_it() {
+    let folder = std::env::temp_dir().join(format!("barewire-killed-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let script = "cd $0; test $RANK = 0 || { echo $$ > new; mv new pid; exec sleep 60; }; \
+                  until test -e pid; do sleep 0.01; done; kill -9 $(cat pid); exit 3";
+    let words = ["run", "-n", "2", "sh", "-c", script, folder.to_str().unwrap()];
+    let ended = support::run(&words);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(ended.status.code(), Some(128 + 9), "{ended:#?}");
+    let line = "rank 1 was ended by signal 9; ending the others";
+    assert!(ended.stderr.contains(line), "{ended:#?}");
+}
+
 #[test]
 fn the_others_can_keep_going() {
     let script = "test $RANK != 1 || kill -9 $$; sleep 0.5; echo rank $RANK is done";
