@@ -49,6 +49,7 @@ pub mod listener;
 #[doc(hidden)]
 pub mod message;
 pub mod outbox;
+pub mod ports;
 #[doc(hidden)]
 pub mod refusals;
 #[doc(hidden)]

@@ -35,6 +35,7 @@ use crate::handshake::{
 };
 use crate::interfaces::advise;
 use crate::key::{Key, random};
+use crate::ports;
 use crate::share::{Share, Slice, Terms};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
@@ -255,19 +256,36 @@ enum Shortage {
 }
 
 impl Listener {
-    /// Listens on a free port of `address`.
+    /// Listens on a free port of `address`, of those in
+    /// [`BAREWIRE_TCP_PORTS`](crate::ports::PORTS_VARIABLE) if that is set.
     ///
     /// # Errors
-    /// The address is not one of this host, or there are no descriptors.
+    /// The address is not one of this host, there are no descriptors, or the variable is not a range
+    /// or has no free port.
     pub fn open(address: impl Into<HostAddress>, key: Key, limits: Limits) -> io::Result<Self> {
         Self::open_at(address.into().at(0), key, limits)
     }
 
-    /// As [`Self::open`], on the port that `address` names.
+    /// As [`Self::open`], on the port that `address` names; 0 is a free one.
     ///
     /// # Errors
     /// As there, and the port may be in use.
-    pub fn open_at(address: SocketAddr, key: Key, limits: Limits) -> io::Result<Self> {
+    pub fn open_at(mut address: SocketAddr, key: Key, limits: Limits) -> io::Result<Self> {
+        if address.port() != 0 {
+            return Self::open_on(address, key, limits);
+        }
+        let mut last = io::Error::from(ErrorKind::AddrInUse);
+        for port in ports::candidates()? {
+            address.set_port(port);
+            match Self::open_on(address, key.clone(), limits) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => last = error,
+                opened => return opened,
+            }
+        }
+        Err(ports::all_in_use(last))
+    }
+
+    fn open_on(address: SocketAddr, key: Key, limits: Limits) -> io::Result<Self> {
         let socket = open(address)?;
         // Otherwise the port stays in use for a minute after each run.
         socket.set_reuse_address(address.port() != 0)?;

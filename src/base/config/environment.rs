@@ -29,6 +29,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "a file with the job's key for tcp: 32 bytes or 64 hexadecimal digits, readable by its owner alone",
     },
     Variable {
+        name: "BAREWIRE_TCP_PORTS",
+        doc: "ports on which tcp and control connections listen, such as 47000-47999 [default: free ones]",
+    },
+    Variable {
         name: "BAREWIRE_MLX5_SETUP",
         doc: "how rc_mlx5 sets up a device of the machine: devx or init_obj [default: the first that works]",
     },
@@ -41,6 +45,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "transports and devices of nodes whose program calls Rules::from_env, such as shm,tcp/lo [default: all but software devices]",
     },
     Variable {
+        name: "BAREWIRE_LIVENESS",
+        doc: "liveness of nodes whose program calls Rules::from_env, such as 60s; off: none [default: off]",
+    },
+    Variable {
         name: "BAREWIRE_BOOTSTRAP",
         doc: "how ranks find each other: pmix, pmi1, tcp, directory or single [default: what the launcher sets]",
     },
@@ -51,6 +59,10 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "BAREWIRE_BOOTSTRAP_FD",
         doc: "descriptor of the socket that listens for the other ranks, which barewire run sets for rank 0",
+    },
+    Variable {
+        name: "BAREWIRE_BOOTSTRAP_PORT",
+        doc: "port of rank 0 instead of MASTER_PORT [default: MASTER_PORT; under torchrun, whose store has that port, the next one]",
     },
     Variable {
         name: "BAREWIRE_BOOTSTRAP_TIMEOUT",
