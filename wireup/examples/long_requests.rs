@@ -1,10 +1,12 @@
 //! A server whose requests and responses have any length: tagged messages over the links of its
-//! clients. Here each is a thread.
+//! clients. Here each is a thread. One more client requests without end, and receives nothing.
 
 use barewire::{Report, transport::tcp::Key};
 use barewire_wireup::link::{CloseMode, Link, Options, State};
-use barewire_wireup::tag::{Buffer, FULL_MASK, Limits, Mode, Request, TagLink, Tags};
+use barewire_wireup::node::Request as Caller;
+use barewire_wireup::tag::{Buffer, FULL_MASK, Found, Limits, Mode, Request, TagLink, Tags};
 use barewire_wireup::{Node, Rules};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use std::{sync::mpsc, thread};
@@ -14,6 +16,8 @@ const TICK: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 3;
 /// Bytes of the longest request that the server takes memory for.
 const LONGEST: usize = 16 << 20;
+/// Requests of one client that arrive, or whose responses leave.
+const WAITING: usize = 16;
 const REQUEST: u64 = 1;
 const RESPONSE: u64 = 2;
 
@@ -22,39 +26,92 @@ fn ended(link: &Link) -> bool {
 }
 
 // ANCHOR: server
+struct Client {
+    link: Link,
+    tags: TagLink,
+    /// Requests that arrive, and responses that leave, with their memory.
+    arriving: Vec<(Buffer, Request)>,
+    leaving: Vec<(Buffer, Request)>,
+}
+
+impl Client {
+    fn accept(tags: &Tags, caller: Caller) -> Result<Self, Report> {
+        let link = caller.accept(Options::default())?;
+        let tags = tags.link(&link).inspect_err(|_| link.close(CloseMode::Cancel))?;
+        Ok(Self { link, tags, arriving: Vec::new(), leaving: Vec::new() })
+    }
+
+    /// Receives a request. A client that has too many, or does not receive the responses, is left.
+    fn receive(&mut self, tags: &Tags, found: Found) -> Result<(), Report> {
+        let (length, count) = (found.envelope().length, self.arriving.len() + self.leaving.len());
+        if length > LONGEST || count >= WAITING {
+            return Err(Report::new(format!("{length} bytes, and {count} requests before")));
+        }
+        // Memory may be short.
+        let buffer = tags.buffer(length)?;
+        let request = found.receive(&buffer);
+        self.arriving.push((buffer, request));
+        Ok(())
+    }
+
+    /// Responds to the requests that have arrived.
+    fn respond(&mut self, tags: &Tags) -> Result<(), Report> {
+        self.leaving.retain(|(_, response)| response.poll().is_none());
+        for (buffer, request) in std::mem::take(&mut self.arriving) {
+            let Some(received) = request.poll() else {
+                self.arriving.push((buffer, request));
+                continue;
+            };
+            received?;
+            buffer.write(0, &buffer.to_vec().to_ascii_uppercase())?;
+            // Returns at once. The buffer is sent without a copy, so this ends with the send.
+            let response = tags.send(&self.tags, RESPONSE, &buffer, Mode::Auto);
+            self.leaving.push((buffer, response));
+        }
+        Ok(())
+    }
+
+    /// Without the second call, the link and its messages would be kept.
+    fn end(&self, tags: &Tags) {
+        self.link.close(CloseMode::Cancel);
+        tags.close(&self.tags);
+    }
+}
+
 fn serve(key: Key, address: &mpsc::Sender<SocketAddr>) -> Result<(), Report> {
     let mut node = Node::open(&Rules::default().key(key))?;
     let tags = Tags::over(&mut node, Limits::default())?;
     let listener = node.listen(([127, 0, 0, 1], 0).into())?;
     let _ = address.send(listener.address());
-    let mut clients: Vec<(Link, TagLink)> = Vec::new();
-    // Requests that arrive, with the clients that they come from.
-    let mut arriving: Vec<(TagLink, Buffer, Request)> = Vec::new();
-    while clients.len() < CLIENTS || !clients.iter().all(|(link, _)| ended(link)) {
-        while let Some(client) = listener.next() {
-            let link = client.accept(Options::default())?;
-            clients.push((link.clone(), tags.link(&link)?));
+    let (mut clients, mut calls) = (HashMap::new(), 0);
+    // A server that runs for ever has `loop` here: it keeps nothing of clients that have ended.
+    while calls <= CLIENTS || !clients.is_empty() {
+        while let Some(caller) = listener.next() {
+            calls += 1;
+            match Client::accept(&tags, caller) {
+                Ok(client) => drop(clients.insert(client.tags.key(), client)),
+                Err(error) => println!("a client is not accepted: {error}"),
+            }
         }
         while let Some(found) = tags.probe(REQUEST, FULL_MASK) {
-            let envelope = found.envelope();
-            let client = clients.iter().find(|(_, client)| client.key() == envelope.link);
-            let Some((link, client)) = client else { continue };
-            if envelope.length > LONGEST {
-                link.close(CloseMode::Cancel);
-                continue;
+            let key = found.envelope().link;
+            let Some(client) = clients.get_mut(&key) else { continue };
+            if let Err(error) = client.receive(&tags, found) {
+                println!("a client is left: {error}");
+                client.end(&tags);
+                clients.remove(&key);
             }
-            let buffer = tags.buffer(envelope.length)?;
-            let request = found.receive(&buffer);
-            arriving.push((client.clone(), buffer, request));
         }
-        arriving.retain(|(client, buffer, request)| {
-            let Some(received) = request.poll() else { return true };
-            if received.is_ok() {
-                // Returns at once, and the send goes on without its handle.
-                let response = buffer.to_vec().to_ascii_uppercase();
-                drop(tags.send(client, RESPONSE, &response[..], Mode::Auto));
+        clients.retain(|_, client| {
+            let responded = client.respond(&tags);
+            if let Err(error) = &responded {
+                println!("a client is left: {error}");
             }
-            false
+            let stays = responded.is_ok() && !ended(&client.link);
+            if !stays {
+                client.end(&tags);
+            }
+            stays
         });
         tags.wait(&mut node, Some(TICK))?;
     }
@@ -62,9 +119,7 @@ fn serve(key: Key, address: &mpsc::Sender<SocketAddr>) -> Result<(), Report> {
 }
 // ANCHOR_END: server
 
-fn ask(key: Key, server: SocketAddr, number: u8) -> Result<(), Report> {
-    let mut node = Node::open(&Rules::default().key(key))?;
-    let tags = Tags::over(&mut node, Limits::default())?;
+fn call(node: &mut Node, tags: &Tags, server: SocketAddr) -> Result<(Link, TagLink), Report> {
     let dial = node.dial(server, &[], Options::default())?;
     let link = loop {
         match dial.poll() {
@@ -73,6 +128,13 @@ fn ask(key: Key, server: SocketAddr, number: u8) -> Result<(), Report> {
         };
     };
     let client = tags.link(&link)?;
+    Ok((link, client))
+}
+
+fn ask(key: Key, server: SocketAddr, number: u8) -> Result<(), Report> {
+    let mut node = Node::open(&Rules::default().key(key))?;
+    let tags = Tags::over(&mut node, Limits::default())?;
+    let (link, client) = call(&mut node, &tags, server)?;
     for length in [10, 5_000, 1_000_000] {
         let request = vec![b'a' + number; length];
         let buffer = tags.buffer(length)?;
@@ -95,6 +157,20 @@ fn ask(key: Key, server: SocketAddr, number: u8) -> Result<(), Report> {
     Ok(())
 }
 
+/// Requests until the server leaves this client.
+fn flood(key: Key, server: SocketAddr) -> Result<(), Report> {
+    let mut node = Node::open(&Rules::default().key(key))?;
+    let tags = Tags::over(&mut node, Limits::default())?;
+    let (link, client) = call(&mut node, &tags, server)?;
+    for _ in 0..2 * WAITING {
+        drop(tags.send(&client, REQUEST, &[b'a'; 100_000][..], Mode::Auto));
+    }
+    while !ended(&link) {
+        tags.wait(&mut node, Some(TICK))?;
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Report> {
     let key = Key::generate()?;
     let (sender, address) = mpsc::channel();
@@ -107,7 +183,8 @@ fn main() -> Result<(), Report> {
             thread::spawn(move || ask(key, address, number).map_err(|error| error.to_string()))
         })
         .collect();
-    for thread in clients.into_iter().chain([server]) {
+    let flood = thread::spawn(move || flood(key, address).map_err(|error| error.to_string()));
+    for thread in clients.into_iter().chain([flood, server]) {
         thread.join().expect("no thread panics").map_err(Report::new)?;
     }
     Ok(())

@@ -35,7 +35,11 @@ fn serve() -> Result<(), Report> {
     let (start, mut client) = (Instant::now(), None::<Link>);
     loop {
         if let Some(request) = listener.next() {
-            client = Some(request.accept(Options::default())?);
+            match request.accept(Options::default()) {
+                Ok(link) => client = Some(link),
+                // It may have ended meanwhile. The next one is served.
+                Err(error) => eprintln!("a client is not accepted: {error}"),
+            }
         }
         let number = requests.borrow_mut().pop_front();
         if let (Some(link), Some(number)) = (&client, number) {

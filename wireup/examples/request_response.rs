@@ -88,9 +88,16 @@ fn serve(key: Key, address: &mpsc::Sender<SocketAddr>) -> Result<(), Report> {
     let (mut clients, mut accepted) = (HashMap::new(), 0);
     while accepted <= CLIENTS || !clients.is_empty() {
         while let Some(client) = listener.next() {
-            println!("{} connects", String::from_utf8_lossy(client.data()));
-            let link = client.accept(Options::default())?;
-            clients.insert(accepted, Client { link, waiting: [(WELCOME, Vec::new())].into() });
+            let name = String::from_utf8_lossy(client.data()).into_owned();
+            println!("{name} connects");
+            match client.accept(Options::default()) {
+                Ok(link) => {
+                    let waiting = [(WELCOME, Vec::new())].into();
+                    clients.insert(accepted, Client { link, waiting });
+                }
+                // There is no transport to it, or it has gone: the others are not concerned.
+                Err(error) => println!("{name} is not accepted: {error}"),
+            }
             accepted += 1;
         }
         for (client, text) in requests.borrow_mut().drain(..) {
