@@ -73,8 +73,7 @@ pub struct Peers {
 
 impl Peers {
     /// Exchanges the addresses of all ranks. Every rank has to call this, once per job, and waits
-    /// for the others. For a second node of a rank, such as one per thread, exchange addresses by
-    /// [`all_gather`] with another key, and connect by [`Node::connect`].
+    /// for the others. [`exchange_as`](Self::exchange_as) is for further nodes of a rank.
     ///
     /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value,
     /// and errors of its links name the rank.
@@ -86,7 +85,22 @@ impl Peers {
         job: &mut dyn Bootstrap,
         timeout: Duration,
     ) -> Result<Self, ExchangeError> {
-        let all = all_gather(job, "barewire-node", node.address().as_bytes(), timeout)?;
+        Self::exchange_as(node, job, "barewire-node", timeout)
+    }
+
+    /// As [`exchange`](Self::exchange), for one of several nodes of each rank: one per thread, or one
+    /// with other [`Rules`](crate::Rules), such as a single transport. The nodes that are exchanged
+    /// with one `name`, a key of the job ([`Bootstrap::put`]), are each other's peers.
+    ///
+    /// # Errors
+    /// [`ExchangeError`]
+    pub fn exchange_as(
+        node: &mut Node,
+        job: &mut dyn Bootstrap,
+        name: &str,
+        timeout: Duration,
+    ) -> Result<Self, ExchangeError> {
+        let all = all_gather(job, name, node.address().as_bytes(), timeout)?;
         let parse = |(rank, bytes): (u32, Vec<u8>)| {
             WorkerAddress::from_bytes(&bytes)
                 .map_err(|source| ExchangeError::Address { rank, source })

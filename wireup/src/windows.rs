@@ -52,7 +52,8 @@ pub enum WindowError {
     /// Ranks reach the memory of this rank by different devices.
     #[error(
         "rank {} reaches this rank by {}, and rank {} by {}, whose atomics are not atomic to each \
-         other: choose one transport by Rules::only",
+         other: open a second node with Rules::only([\"tcp\"]) for this memory, and exchange its \
+         address by Peers::exchange_as",
         .ranks[0], .devices[0], .ranks[1], .devices[1]
     )]
     Mixed {

@@ -3,6 +3,7 @@
 #[path = "../../tests/support/port.rs"]
 mod port;
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -48,7 +49,17 @@ fn ranks(name: &str, size: u32) -> Vec<String> {
 }
 
 fn ranks_with(name: &str, size: u32, arguments: &[&PathBuf]) -> Vec<String> {
-    let port = port::free_port().to_string();
+    ranks_at(port::free_port(), name, size, arguments, &[])
+}
+
+fn ranks_at(
+    port: u16,
+    name: &str,
+    size: u32,
+    arguments: &[&PathBuf],
+    variables: &[(&str, &str)],
+) -> Vec<String> {
+    let port = port.to_string();
     let rank = |rank: u32| {
         let mut command = Command::new(example(name));
         command.args(arguments);
@@ -62,6 +73,7 @@ fn ranks_with(name: &str, size: u32, arguments: &[&PathBuf]) -> Vec<String> {
         ] {
             command.env(name, value);
         }
+        command.envs(variables.iter().copied());
         thread::spawn(move || run(&mut command))
     };
     let ranks: Vec<_> = (0..size).map(rank).collect();
@@ -139,6 +151,57 @@ fn settings_of_the_environment_count_and_mistakes_are_reported() {
     assert!(!done && printed.starts_with(expected), "{printed}");
 }
 
+/// The store of torchrun listens at the port that it names to the ranks.
+#[test]
+fn ranks_start_beside_the_store_of_torchrun() {
+    let (store, port) = loop {
+        let port = port::free_port();
+        let [store, next] =
+            [port, port + 1].map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)));
+        if let (Ok(store), Ok(_)) = (store, next) {
+            break (store, port);
+        }
+    };
+    let torchrun = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+    assert_eq!(ranks_at(port, "allreduce", 2, &[], &[torchrun]).len(), 2);
+    let other = port::free_port().to_string();
+    let chosen = [torchrun, ("BAREWIRE_BOOTSTRAP_PORT", &other)];
+    assert_eq!(ranks_at(port, "allreduce", 2, &[], &chosen).len(), 2);
+    drop(store);
+}
+
+/// As a firewall between hosts may require.
+#[test]
+fn ranks_listen_on_the_ports_that_they_may_use() {
+    let free = port::free_port();
+    let ports = format!("{free}-{}", free.saturating_add(200));
+    let variables = [("BAREWIRE_TCP_PORTS", ports.as_str()), ("BAREWIRE_TRANSPORTS", "tcp/lo")];
+    assert_eq!(ranks_at(port::free_port(), "allreduce", 2, &[], &variables).len(), 2);
+    // A node needs more ports than one.
+    for (ports, expected) in [
+        (free.to_string(), "are in use: give a longer range"),
+        ("many".to_owned(), "BAREWIRE_TCP_PORTS='many' is not a range of ports"),
+    ] {
+        let mut command = Command::new(example("allreduce"));
+        command.env("BAREWIRE_KEY", "5a".repeat(32)).env("BAREWIRE_TRANSPORTS", "tcp/lo");
+        let output =
+            command.env("BAREWIRE_TCP_PORTS", ports).stdin(Stdio::null()).output().unwrap();
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && printed.contains(expected), "{printed}");
+    }
+}
+
+#[test]
+fn node_per_thread() {
+    for (rank, printed) in (0..3).zip(ranks("node_per_thread", 3)) {
+        for thread in 0..2 {
+            let from = (rank + 2) % 3;
+            let line = format!("rank {rank}: thread {thread} of rank {from} says hello\n");
+            assert!(printed.contains(&line), "{printed}");
+        }
+    }
+}
+
 /// More ranks than CPUs.
 #[test]
 fn neighbours() {
@@ -179,11 +242,15 @@ fn cookbook() {
             assert!(printed.contains(&format!("client {client}: {length} bytes\n")), "{printed}");
         }
     }
+    let left = printed.lines().filter(|line| line.starts_with("a client is left: "));
+    assert_eq!(left.count(), 1, "only the one that receives nothing is left: {printed}");
     let printed = run(&mut Command::new(example("reconnect")));
     assert_eq!(printed.matches("request 50: ").count(), 1, "{printed}");
     assert!(printed.ends_with("100 responses\n"), "{printed}");
-    let printed = ranks("shared_counter", 4);
-    assert!(printed[0].ends_with("the counter is 4000\n"), "{printed:?}");
+    for transport in ["tcp", "shm"] {
+        let printed = ranks_with("shared_counter", 4, &[&PathBuf::from(transport)]);
+        assert!(printed[0].ends_with("the counter is 4000\n"), "{printed:?}");
+    }
     let folder = std::env::temp_dir().join(format!("barewire-cookbook-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     let [from, to] = ["from", "to"].map(|name| folder.join(name));

@@ -8,6 +8,8 @@ use barewire_tcp::Key;
 
 /// Names the transports and devices of [`Rules::from_env`].
 const NAMES_VARIABLE: &str = "BAREWIRE_TRANSPORTS";
+/// Holds the liveness of [`Rules::from_env`].
+const LIVENESS_VARIABLE: &str = "BAREWIRE_LIVENESS";
 /// The default of [`Rules::keepalive`].
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
@@ -36,7 +38,7 @@ pub struct Rules {
     /// variables. Its `keepalive` probes every endpoint, those that are being connected included: a
     /// node needs [`Self::keepalive`] instead.
     pub config: InterfaceConfig,
-    /// How long each phase of a link may take.
+    /// How long each phase of a link may take; 10 s by default.
     pub deadline: Duration,
     /// Links at once that are being connected; others wait in order.
     pub half_open: usize,
@@ -66,8 +68,8 @@ impl Default for Rules {
 
 impl Rules {
     /// The default, with what environment variables override: `BAREWIRE_TRANSPORTS=shm,tcp/lo` is
-    /// [`only`](Self::only), `BAREWIRE_KEEPALIVE` is [`keepalive`](Self::keepalive()), and the
-    /// other settings of interfaces are those of [`InterfaceConfig::from_env`], which also reports
+    /// [`only`](Self::only), `BAREWIRE_KEEPALIVE` is [`keepalive`](Self::keepalive()),
+    /// `BAREWIRE_LIVENESS=60s` is [`liveness`](Self::liveness()), and the other settings of interfaces are those of [`InterfaceConfig::from_env`], which also reports
     /// unknown variables. What the program sets afterwards overrides the environment.
     ///
     /// ```
@@ -81,8 +83,10 @@ impl Rules {
     /// [`ConfigError`]
     pub fn from_env() -> Result<Self, ConfigError> {
         let config = InterfaceConfig::default().keepalive(Some(KEEPALIVE)).overruled_by_env()?;
-        let names = std::env::var_os(NAMES_VARIABLE).unwrap_or_default();
-        Ok(Self::from_settings(config, &names.to_string_lossy()))
+        let [names, liveness] = [NAMES_VARIABLE, LIVENESS_VARIABLE]
+            .map(|name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned());
+        let liveness = parse_liveness(&liveness)?;
+        Ok(Self { liveness, ..Self::from_settings(config, &names) })
     }
 
     /// The rules for these settings, whose keepalive is that of the links, and these names.
@@ -116,9 +120,9 @@ impl Rules {
     }
 
     /// With another interval at which the peers of connected links are checked over `rc_mlx5`,
-    /// `rc_verbs`, `xrc_mlx5` and `dc_mlx5`, at least 250 ms; `None` turns the checks off. The
-    /// peer's device responds, so a peer that lives is not reported, however long it calls no
-    /// progress. [The guide](barewire::guide::errors#keepalive-and-liveness-of-a-node) compares
+    /// `rc_verbs` and `xrc_mlx5`, at least 250 ms; `None` turns the checks off. The peer's device
+    /// responds, so a peer that lives is not reported, however long it calls no progress. [The
+    /// guide](barewire::guide::errors#keepalive-and-liveness-of-a-node) compares
     /// this with [`liveness`](Self::liveness()).
     #[must_use]
     pub fn keepalive(self, interval: Option<Duration>) -> Self {
@@ -165,9 +169,31 @@ impl Rules {
     }
 }
 
+/// Reads an interval, in the form of the setting `keepalive`; empty for none.
+fn parse_liveness(text: &str) -> Result<Option<Duration>, ConfigError> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let read = InterfaceConfig::default().with_setting("keepalive", text);
+    let config = read.transpose().map_err(|error| {
+        let mut error = error;
+        LIVENESS_VARIABLE.clone_into(&mut error.variable);
+        error
+    })?;
+    Ok(config.and_then(|config| config.keepalive))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn liveness_is_read_as_keepalive_is() {
+        assert_eq!(parse_liveness("60s").unwrap(), Some(Duration::from_mins(1)));
+        assert_eq!((parse_liveness("").unwrap(), parse_liveness("off").unwrap()), (None, None));
+        let error = parse_liveness("soon").unwrap_err().to_string();
+        assert!(error.starts_with("BAREWIRE_LIVENESS='soon' is not valid"), "{error}");
+    }
 
     #[test]
     fn the_environment_overrides_names_and_settings() {

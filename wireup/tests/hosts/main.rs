@@ -10,6 +10,7 @@ mod relay;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::TransportId;
@@ -88,6 +89,22 @@ fn two_hosts_and_two_containers_use_the_network_between_them() {
         check(&bench, "allreduce", "the sums of 10000 elements are right");
         fifty_megabytes(&bench);
     }
+}
+
+/// Two ranks on each host, of which some reach the counter over shared memory as well.
+#[test]
+fn a_counter_is_shared_by_the_ranks_of_two_hosts() {
+    let Some(bench) = bench(TWO) else { return };
+    let ranks: Vec<_> = (0..4)
+        .map(|rank| {
+            let mut command = bench.rank(rank / 2, &example("shared_counter"), &[]);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "4");
+            thread::spawn(move || bench::end(command))
+        })
+        .collect();
+    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    assert!(ended.iter().all(|printed| printed.success), "{ended:#?}");
+    assert!(ended[0].stdout.ends_with("the counter is 4000\n"), "{ended:#?}");
 }
 
 #[test]
