@@ -192,7 +192,7 @@ pub(crate) struct HelloArgs {
     share a key in BAREWIRE_KEY: see the crate barewire-bootstrap. LOCAL_RANK and LOCAL_WORLD_SIZE \
     are the rank among those of this host, and their number.\n\n\
     The exit code is that of the first rank that failed, or 128 and the number of the signal that \
-    ended it.\n\n\
+    ended it; such a rank counts before those that fail because of it.\n\n\
     Examples:\n  barewire run -n 4 --label -- sh -c 'echo I am $RANK of $WORLD_SIZE'"
 )]
 pub(crate) struct RunArgs {
