@@ -286,7 +286,7 @@ fn limits(address: IpAddr) -> Limits {
 const LISTENING: &str = "listening for other ranks";
 
 /// Adds the address of rank 0, and what to do, to the error of a socket that does not listen there.
-fn advise(master: SocketAddr, error: io::Error) -> io::Error {
+fn advise(master: SocketAddr, error: &io::Error) -> io::Error {
     let advice = match error.kind() {
         ErrorKind::AddrInUse => {
             "; another process listens there: set MASTER_PORT, or BAREWIRE_BOOTSTRAP_PORT, to another \
@@ -331,7 +331,7 @@ impl Tcp {
         }
         let (key, limits) = (config.key.clone(), limits(config.master.ip()));
         let door = Listener::open_at(config.master, key, limits)
-            .map_err(|error| failed(LISTENING)(advise(config.master, error)))?;
+            .map_err(|error| failed(LISTENING)(advise(config.master, &error)))?;
         Ok(Self::joined(config, serve(config, door)?))
     }
 

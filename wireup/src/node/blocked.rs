@@ -81,8 +81,11 @@ impl Blocked {
 
     /// Has the pairs of a peer tried again. Returns whether there were any.
     pub(super) fn clear(&mut self, peer: Uuid) -> bool {
-        let of_peer = self.pairs.iter_mut().filter(|entry| entry.peer == peer);
-        of_peer.fold(false, |any, entry| std::mem::take(&mut entry.is_avoided) || any)
+        let mut any = false;
+        for entry in self.pairs.iter_mut().filter(|entry| entry.peer == peer) {
+            any |= std::mem::take(&mut entry.is_avoided);
+        }
+        any
     }
 }
 
