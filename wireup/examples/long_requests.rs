@@ -162,8 +162,9 @@ fn flood(key: Key, server: SocketAddr) -> Result<(), Report> {
     let mut node = Node::open(&Rules::default().key(key))?;
     let tags = Tags::over(&mut node, Limits::default())?;
     let (link, client) = call(&mut node, &tags, server)?;
+    let request = vec![b'a'; 100_000];
     for _ in 0..2 * WAITING {
-        drop(tags.send(&client, REQUEST, &[b'a'; 100_000][..], Mode::Auto));
+        drop(tags.send(&client, REQUEST, &request[..], Mode::Auto));
     }
     while !ended(&link) {
         tags.wait(&mut node, Some(TICK))?;
