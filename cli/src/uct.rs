@@ -20,7 +20,7 @@ const LIBRARY: Library = Library {
 /// ignore it.
 const TRANSPORTS: (&str, &str) = ("UCX_TLS", "self,shm,cma,tcp");
 
-/// Runs the command. Returns its exit code: that of the program, if there is one.
+/// Runs the command. Returns its exit code, unless the program takes the place of this process.
 pub(crate) fn run(args: &UctArgs) -> Result<ExitCode, Error> {
     let args = match &args.command {
         UctCommand::Run(args) => args,
@@ -38,5 +38,5 @@ pub(crate) fn run(args: &UctArgs) -> Result<ExitCode, Error> {
         let key = Key::generate().map_err(|error| local("cannot generate a key", &error))?;
         command.env(KEY_VARIABLE, key.to_digits());
     }
-    preload::run(command)
+    Ok(preload::replace(command))
 }

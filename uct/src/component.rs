@@ -1,11 +1,12 @@
 //! Components: each transport of this build, with its devices as memory domains.
 
 use std::ffi::c_uint;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 use barewire::{Domain, KeyError, RemoteKey, TransportId, components};
 
 use crate::abi::{ComponentAttr, INVALID_RKEY, MdResourceDesc, Rkey, RkeyBundle};
+use crate::log::Level;
 use crate::rkey::Pointer;
 use crate::status::{INVALID_PARAM, NO_MEMORY, Status, UNSUPPORTED, guard, of_key};
 use crate::text;
@@ -126,6 +127,18 @@ pub(crate) fn to_array<T: Copy>(items: &[T]) -> Result<*mut T, Status> {
     }
 }
 
+/// Reports once that the process has this library, and not UCX's own, whose transports have the
+/// same names.
+fn introduce() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let version = env!("CARGO_PKG_VERSION");
+        let names: Vec<_> = all().iter().map(|component| component.transport.name()).collect();
+        let line = format!("the transports are those of barewire {version}: {}", names.join(" "));
+        crate::log::report(Level::INFO, &line);
+    });
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_query_components(
     components: *mut *mut *const Component,
@@ -137,6 +150,7 @@ pub(crate) unsafe extern "C" fn uct_query_components(
         }
         // Structures of an unknown version must not be written.
         ucs::functions().ok_or(UNSUPPORTED)?;
+        introduce();
         let handles: Vec<*const Component> = all().iter().map(std::ptr::from_ref).collect();
         // SAFETY: the caller's pointers are valid for writes.
         unsafe {

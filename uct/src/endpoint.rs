@@ -18,6 +18,7 @@ use crate::abi::head::EpParamsWithLengths;
 use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, PendingReq, PurgeCallback};
 use crate::bootstrap::{self, Contact};
 use crate::iface::{Iface, copy_out, of_iface};
+use crate::log::Level;
 use crate::post::with_completion;
 use crate::query::ep_address_length;
 use crate::status::{
@@ -213,7 +214,9 @@ pub(crate) unsafe extern "C" fn is_reachable(
             (iface, interface_address(iface.interface.transport(), device, interface)?)
         };
         reaches(iface, &peer).map_err(|error| {
-            crate::log::diag(&error);
+            // libucp asks for each pair of devices, and most lead to few of the others.
+            let usual = matches!(error, ConnectError::Unreachable { .. });
+            crate::log::report(if usual { Level::DEBUG } else { Level::DIAG }, &error);
             of_connect(&error)
         })
     });

@@ -15,6 +15,8 @@ impl Level {
     /// UCX's default.
     const WARN: Self = Self(2);
     pub(crate) const DIAG: Self = Self(3);
+    pub(crate) const INFO: Self = Self(4);
+    pub(crate) const DEBUG: Self = Self(5);
 
     const NAMES: [&str; 12] = [
         "fatal", "error", "warn", "diag", "info", "debug", "trace", "req", "data", "async", "func",

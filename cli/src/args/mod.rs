@@ -333,8 +333,8 @@ pub(crate) enum HcaCommand {
     after_help = "While `barewire hca run --address 127.7.0.1 -- PROGRAM` runs, `barewire hca link \
     127.7.0.1 down` takes the link of its device down. The program has to have opened the \
     device.\n\n\
-    Programs of the same user are reached, from the same machine or network namespace; those with \
-    a key only with the same one (--key-file or BAREWIRE_HCA_KEY)."
+    Programs in the same network namespace are reached, of the same user or with the same key \
+    (--key-file or BAREWIRE_HCA_KEY)."
 )]
 pub(crate) struct HcaLinkArgs {
     /// The address of the port, with which its GID ends
@@ -367,7 +367,13 @@ The devices share the CPUs with the programs. On few CPUs, programs that poll
 their memory, such as ib_write_lat, are slow: take few iterations (-n).
 RoCE needs a GID: the ping-pongs take its index by -g 0.
 Programs of librdmacm (rping, perftest with -R) reach a server on this machine
-by 127.0.0.1. A statically linked program finds no device. What exists:
+by 127.0.0.1. A statically linked program finds no device.
+
+The exit code is the program's, or 128 plus the number of the signal that ended
+it; 127 if it is not found, 126 if it cannot be started, 2 for a wrong option,
+and 1 if the devices cannot be made. SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and
+SIGALRM are passed to the program, and SIGKILL ends it as well, but not the
+processes that it has started. What exists:
 https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
@@ -451,7 +457,11 @@ Examples:
   barewire uct run -- mpiexec.mpich -n 2 ./program
 Open MPI's mpirun needs '--mca pml ucx --mca osc ucx --mca opal_common_ucx_tls any
 --mca opal_common_ucx_devices any': without all four, it uses its own transports and says nothing.
-UCX_LOG_LEVEL=info prints the transports in use: ... | grep ep_cfg")]
+UCX_LOG_LEVEL=info prints the transports in use, and whose they are:
+  ... | grep -E 'ep_cfg|cfg#|those of barewire'
+The program takes the place of this one, so that signals reach it. The exit code
+is 127 if it is not found, 126 if it cannot be started, and 1 if the library
+cannot be loaded.")]
 pub(crate) struct UctRunArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]

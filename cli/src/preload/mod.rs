@@ -3,19 +3,24 @@
 mod library;
 mod loads;
 
-use crate::child::{end_with_parent, exit_code};
+use crate::child::{exit_code, signal_with_parent};
 use crate::error::{Error, local};
 use crate::output::{error_line, warning_line};
 pub(crate) use library::Library;
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Returns the command of a program and its arguments with the library preloaded, before others
 /// that are.
 pub(crate) fn command(library: &Library, program: &[OsString]) -> Result<Command, Error> {
-    let mut preload = OsString::from(library.find()?);
+    let path = library.find()?;
+    check(&path)?;
+    let mut preload = OsString::from(path);
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
@@ -31,19 +36,44 @@ pub(crate) fn command(library: &Library, program: &[OsString]) -> Result<Command
     Ok(command)
 }
 
-/// Runs the program. Returns its exit code, or 128 plus the number of the signal that ended it.
+/// Loads the library into this process. The dynamic loader only warns of a library that it cannot
+/// preload, and the program would run without it.
+fn check(path: &Path) -> Result<(), Error> {
+    let refused = |why: &str| Error::Local(format!("the program cannot load the library: {why}"));
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("NUL in its path"))?;
+    // SAFETY: the name ends with a zero. The library stays loaded; when it is, it only registers a
+    // handler for fork, and nothing of this process is bound to it.
+    let loaded = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if !loaded.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a call of this thread has failed, and the text is valid until its next one.
+    let why = unsafe { CStr::from_ptr(libc::dlerror()) };
+    Err(refused(&why.to_string_lossy()))
+}
+
+/// Reports why a program cannot be started. Returns the exit code of shells: not found, or not
+/// executable.
+fn not_started(command: &Command, error: &io::Error) -> ExitCode {
+    let what = format!("cannot start {}", command.get_program().to_string_lossy());
+    error_line(&local(what, error).to_string());
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// Runs the program in place of this process. Returns if it cannot be started.
+pub(crate) fn replace(mut command: Command) -> ExitCode {
+    let error = command.exec();
+    not_started(&command, &error)
+}
+
+/// Runs the program. Returns its exit code, or 128 plus the number of the signal that ended it. If
+/// this process is killed, so is the program.
 pub(crate) fn run(mut command: Command) -> Result<ExitCode, Error> {
     pass_signals();
-    end_with_parent(&mut command);
+    signal_with_parent(&mut command, libc::SIGKILL);
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => {
-            let what = format!("cannot start {}", command.get_program().to_string_lossy());
-            error_line(&local(what, &error).to_string());
-            // As shells do: not found, or not executable.
-            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-            return Ok(ExitCode::from(code));
-        }
+        Err(error) => return Ok(not_started(&command, &error)),
     };
     CHILD.store(child.id() as i32, Ordering::SeqCst);
     let status = child.wait().map_err(|error| local("cannot wait for the program", &error));
@@ -64,7 +94,8 @@ fn pass_signals() {
             unsafe { libc::kill(child, signal) };
         }
     }
-    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
+    let passed = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM];
+    for signal in passed.into_iter().chain([libc::SIGINT, libc::SIGQUIT]) {
         let handler: extern "C" fn(libc::c_int) = pass;
         // SAFETY: the handler only calls kill and loads an atomic.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };

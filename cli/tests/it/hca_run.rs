@@ -596,6 +596,32 @@ fn a_program_whose_peer_is_killed_is_told() {
     assert!(!left.status.success() && told.contains(&true), "{left:#?}");
 }
 
+/// So a test that kills the server kills it, and does not let it say farewell.
+#[test]
+fn a_program_is_killed_with_its_run() {
+    hca::library();
+    let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.1; done";
+    let mut run = support::start(&["hca", "run", "--", "sh", "-c", script]);
+    let program: u32 = run.line("").unwrap().trim().parse().unwrap();
+    support::signal(run.pid(), libc::SIGKILL);
+    assert!(support::gone_within(program, support::PATIENCE));
+    let ended = run.end(support::PATIENCE);
+    assert!(!ended.stdout.contains("asked"), "{ended:#?}");
+}
+
+#[test]
+fn signals_to_the_run_are_the_program_s() {
+    hca::library();
+    for (name, signal) in [("TERM", libc::SIGTERM), ("USR1", libc::SIGUSR1)] {
+        let script = format!("trap 'exit 5' {name}; echo ready; while :; do sleep 0.1; done");
+        let mut run = support::start(&["hca", "run", "--", "sh", "-c", &script]);
+        run.line("ready").unwrap();
+        support::signal(run.pid(), signal);
+        let ended = run.end(support::PATIENCE);
+        assert_eq!(ended.status.code(), Some(5), "{name}: {ended:#?}");
+    }
+}
+
 #[test]
 fn a_child_that_uses_its_parents_device_gets_an_error() {
     if let Some(shown) = pyverbs(&[], "fork.py", &[]) {

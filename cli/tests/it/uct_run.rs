@@ -8,6 +8,7 @@ use crate::support;
 use crate::uct;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use hca::{Pair, alone_by, installed};
@@ -215,7 +216,7 @@ fn contents_over_everything() {
 
 /// Runs `uct/hello.c`, which sends a message in each mode over connections to interfaces.
 fn hello(transport: &str, device: &str, expected: &str) {
-    let headers = std::path::Path::new("/usr/include/uct/api/uct.h");
+    let headers = Path::new("/usr/include/uct/api/uct.h");
     if !installed("cc", "gcc") || !headers.exists() {
         println!("skipped: no headers of UCX (Debian: libucx-dev)");
         return;
@@ -232,7 +233,7 @@ fn hello(transport: &str, device: &str, expected: &str) {
 /// A program that is linked to the library needs no LD_PRELOAD.
 #[test]
 fn programs_are_linked_by_pkg_config() {
-    let headers = std::path::Path::new("/usr/include/uct/api/uct.h");
+    let headers = Path::new("/usr/include/uct/api/uct.h");
     if !installed("cc", "gcc") || !installed("pkg-config", "pkg-config") || !headers.exists() {
         println!("skipped: no headers of UCX (Debian: libucx-dev)");
         return;
@@ -331,4 +332,47 @@ fn the_exit_code_is_the_program_s() {
     let script = "test -n \"$LD_PRELOAD\" && exit 7";
     let ended = support::run(&["uct", "run", "--", "sh", "-c", script]);
     assert_eq!(ended.status.code(), Some(7), "{ended:#?}");
+}
+
+/// A signal to the started process is one to the program.
+#[test]
+fn the_program_takes_the_place_of_uct_run() {
+    hca::library();
+    let started = support::start(&["uct", "run", "--", "sh", "-c", "echo $$"]);
+    let pid = started.pid().to_string();
+    let ended = started.end(support::PATIENCE);
+    assert_eq!(ended.stdout.trim(), pid, "{ended:#?}");
+}
+
+/// The dynamic loader would print a warning and run the program with UCX's own transports.
+#[test]
+fn a_library_that_cannot_be_loaded_is_an_error() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = folder.join(format!("uct-unloadable-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("barewire");
+    fs::hard_link(env!("CARGO_BIN_EXE_barewire"), &program).unwrap();
+    fs::write(folder.join("libbarewire_uct.so"), "not a library").unwrap();
+    let output = Command::new(&program).args(["uct", "run", "--", "true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("cannot load"), "{output:?}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// UCX's own transports have the same names.
+#[test]
+fn the_log_says_whose_the_transports_are() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let words = "ucx_perftest -t tag_lat -l -n 1 -w 0";
+    let program: Vec<&str> = words.split(' ').collect();
+    let environment = [("UCX_LOG_LEVEL", "info"), ("UCX_TLS", "tcp,self")];
+    let words = [UCT, &program].concat();
+    let ended = support::start_with(&words, &environment).end(support::PATIENCE);
+    assert!(ended.status.success(), "{ended:#?}");
+    let named = ended.stdout.matches("the transports are those of barewire").count();
+    assert_eq!(named, 1, "{ended:#?}");
+    // That a device of the loopback leads nowhere else is no news.
+    assert!(!ended.stdout.contains("is not reachable"), "{ended:#?}");
 }
