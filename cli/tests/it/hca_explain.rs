@@ -13,7 +13,7 @@ fn compiled(name: &str) -> Option<TestFile> {
     }
     let program = TestFile::new(name, 0);
     let source = format!("{}/tests/it/hca/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let arguments = ["-Wall", "-Werror", "-o", program.path(), &source, "-libverbs"];
+    let arguments = ["-Wall", "-Werror", "-o", program.path(), &source, "-libverbs", "-lmlx5"];
     let compiled = Command::new("cc").args(arguments).output().unwrap();
     assert!(compiled.status.success(), "{compiled:?}");
     Some(program)
@@ -57,6 +57,23 @@ fn refused_verbs_are_explained() {
         assert!(shown.eq(lines.map(Some)), "{}", ended.stderr);
     }
     assert_eq!(explained(&[], &[], program.path()).stderr, "");
+}
+
+/// Each call of the program fails behind a line that begins with its name and has a reason.
+#[test]
+fn no_missing_verb_fails_without_a_line() {
+    let Some(program) = compiled("missing") else { return };
+    let ended = support::run(&["hca", "run", "--explain", "--", program.path()]);
+    assert!(ended.status.success(), "{ended:#?}");
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    let (pairs, rest) = lines.as_chunks::<2>();
+    assert!(pairs.len() > 10 && rest.is_empty(), "{ended:#?}");
+    for [explained, failed] in pairs {
+        let name = failed.split_once(" failed: ").unwrap_or_else(|| panic!("{ended:#?}")).0;
+        let reason = explained.split_once(" is refused: ");
+        let (function, reason) = reason.unwrap_or_else(|| panic!("{failed}: {ended:#?}"));
+        assert!(function.contains(name) && reason.contains(": "), "{explained}, {failed}");
+    }
 }
 
 /// The kernel refuses more than the limit for programs without CAP_IPC_LOCK, which root is run

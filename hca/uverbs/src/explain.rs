@@ -83,17 +83,18 @@ pub(crate) fn explained<T>(
 pub(crate) struct Verb<'a>(pub(crate) &'a Attributes);
 
 impl Verb<'_> {
-    /// Returns whether a refusal is the usual result of a question of libibverbs: whether a method
-    /// exists.
+    /// Returns whether a refusal is the usual result of a question: whether a method exists, or an
+    /// entry of a table.
     pub(crate) fn is_probe(&self, error: Errno) -> bool {
-        /// Actions of steering, and counters, for which no older command exists.
-        const ONLY_METHODS: [u16; 2] = [13, 15];
-        // Of the driver's own, there is no older command, either.
-        let is_driver = |number: u16| number >= 0x1000;
-        let has_older = !ONLY_METHODS.contains(&self.0.object)
-            && !is_driver(self.0.object)
-            && !is_driver(self.0.method);
-        error == Errno::NO_SPACE || error == Errno::UNKNOWN && has_older
+        // libibverbs then sends the older command, or reads sysfs.
+        let has_older = matches!(
+            (self.0.object, self.0.method),
+            (0, 1..=6) | (1 | 6 | 8 | 9 | 10 | 16, 0) | (3..=5 | 11 | 12, 0 | 1) | (7, 1)
+        );
+        // Programs read the table of GIDs up to its end.
+        let is_empty_entry =
+            (self.0.object, self.0.method) == (0, 6) && error == Errno(libc::ENODATA);
+        error == Errno::NO_SPACE || is_empty_entry || error == Errno::UNKNOWN && has_older
     }
 }
 
@@ -108,7 +109,10 @@ impl fmt::Display for Verb<'_> {
                     None => return write!(f, "command {number:#x}"),
                 }
             }
-            (0, 1..=6) => "ibv_open_device or a query of it",
+            (0, 2) => "ibv_query_port",
+            (0, 5) => "ibv_query_gid_table",
+            (0, 6) => "ibv_query_gid",
+            (0, 1 | 3 | 4) => "ibv_open_device or a query of it",
             (1, 0) => "ibv_dealloc_pd",
             (3, 0) => "ibv_create_cq",
             (3, 1) => "ibv_destroy_cq",
@@ -121,6 +125,8 @@ impl fmt::Display for Verb<'_> {
             (7, 1) => "ibv_dereg_mr",
             (7, 2) => "ibv_advise_mr",
             (7, 3) => "ibv_import_mr",
+            (7, 4) => "ibv_reg_dmabuf_mr",
+            (7, 5) => "ibv_reg_mr_ex",
             (8, 0) => "ibv_dealloc_mw",
             (9, 0) => "ibv_destroy_flow",
             (10, 0) => "ibv_close_xrcd",
@@ -140,9 +146,14 @@ impl fmt::Display for Verb<'_> {
             (0x1001, 0x1001) => "mlx5dv_devx_obj_destroy",
             (0x1001, 0x1002) => "mlx5dv_devx_obj_modify",
             (0x1001, 0x1003) => "mlx5dv_devx_obj_query",
+            (0x1001, 0x1004) => "mlx5dv_devx_obj_query_async",
             (0x1002, 0x1000) => "mlx5dv_devx_umem_reg",
             (0x1002, 0x1001) => "mlx5dv_devx_umem_dereg",
+            (0x1003, _) => "mlx5dv_create_flow_matcher",
+            (0x1004, 0x1000) => "mlx5dv_devx_create_cmd_comp",
             (0x1005, 0x1000) => "mlx5dv_devx_create_event_channel",
+            (0x1006, 0x1000) => "mlx5dv_alloc_var",
+            (0x1007, 0x1000) => "mlx5dv_pp_alloc",
             (0x1008, 0x1000) => "mlx5dv_devx_alloc_uar",
             (0x1008, 0x1001) => "mlx5dv_devx_free_uar",
             _ => return write!(f, "method {method:#x} of object {object:#x}"),

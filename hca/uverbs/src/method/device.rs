@@ -264,7 +264,10 @@ pub(super) fn own_attributes(adapter: &Adapter, room: usize) -> Result<QueryDevi
 /// `UVERBS_METHOD_QUERY_PORT`.
 pub(super) fn query_port(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1])?;
-    let number = check_port(&context.adapter, call.number(0)?)?;
+    let number = call.number(0)?;
+    let number = check_port(&context.adapter, number).map_err(|error| {
+        error.because(format_args!("port_num: the device has no port {number}"))
+    })?;
     call.put(1, port(&context.adapter, number)?.as_bytes())
 }
 

@@ -313,7 +313,7 @@ pub(super) fn advise(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.only(&[PD, ADVICE, FLAGS, LIST])?;
     let (advice, flags) = (call.number(ADVICE)?, call.optional_number(FLAGS)?.unwrap_or(0));
     if advice > NO_FAULT {
-        return Err(Errno::UNSUPPORTED);
+        return Err(Errno::UNSUPPORTED.because(format_args!("advice: none has the value {advice}")));
     }
     let list = call.bytes(LIST)?;
     if flags & !FLUSH != 0 || list.is_empty() || !list.len().is_multiple_of(size_of::<Segment>()) {
@@ -324,12 +324,15 @@ pub(super) fn advise(context: &Context, call: &Attributes) -> Result<(), Errno> 
     state.objects.get::<Pd>(pd_handle)?;
     for segment in list.chunks_exact(size_of::<Segment>()) {
         let segment = Segment::read_from_bytes(segment).map_err(|_| Errno::INVALID)?;
-        let mr = state.objects.region(segment.lkey).ok_or(Errno::NO_ENTRY)?;
+        let unknown = || Errno::NO_ENTRY.because("sg_list: no region has the lkey");
+        let mr = state.objects.region(segment.lkey).ok_or_else(unknown)?;
         if mr.pd != pd_handle || mr.access & access::ON_DEMAND == 0 {
-            return Err(Errno::INVALID);
+            let reason = "sg_list: a region of another pd, or without IBV_ACCESS_ON_DEMAND";
+            return Err(Errno::INVALID.because(reason));
         }
         if advice == WRITE && mr.access & access::LOCAL_WRITE == 0 {
-            return Err(Errno(libc::EPERM));
+            let reason = "sg_list: a region without IBV_ACCESS_LOCAL_WRITE";
+            return Err(Errno(libc::EPERM).because(reason));
         }
         let start = segment.addr.wrapping_sub(mr.address).wrapping_add(mr.start);
         let brought = if advice == NO_FAULT {

@@ -110,7 +110,7 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         (id::UAR, 0x1001) => {
             destroy_driver(context, call, |object| matches!(object, Object::Uar(_)))
         }
-        _ => Err(Errno::UNKNOWN),
+        _ => Err(Errno::UNKNOWN.because("the software HCA does not have it")),
     }
 }
 
