@@ -32,12 +32,18 @@ fn sanitized(option: &str, runtime: &str) -> Option<TestFile> {
     transfer(&[option])
 }
 
-/// Runs a program between two devices, whose packets are datagrams: the device's thread sends them
-/// by system calls, which sanitizers see.
-fn run(program: &[&str], environment: &[(&str, &str)]) -> Ended {
+/// Packets are datagrams, which the device's thread sends by system calls, which sanitizers see.
+const DATAGRAMS: (&str, &str) = ("BAREWIRE_HCA_WIRE", "udp");
+
+/// Runs a program between two devices.
+fn between_two(program: &[&str], environment: &[(&str, &str)]) -> Ended {
     let words = [&["hca", "run", "--devices", "2", "--"], program].concat();
-    let wire = ("BAREWIRE_HCA_WIRE", "udp");
-    support::start_with(&words, &[&[wire], environment].concat()).end(PATIENCE)
+    support::start_with(&words, environment).end(PATIENCE)
+}
+
+/// The same over datagrams.
+fn run(program: &[&str], environment: &[(&str, &str)]) -> Ended {
+    between_two(program, &[&[DATAGRAMS], environment].concat())
 }
 
 #[test]
@@ -68,8 +74,11 @@ fn valgrind_reports_nothing() {
     }
     let Some(program) = transfer(&[]) else { return };
     let valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full"];
-    let ended = run(&[&valgrind[..], &[program.path()]].concat(), &[]);
-    assert!(ended.status.success(), "{ended:#?}");
+    // By default, packets go through shared memory.
+    for environment in [&[][..], &[DATAGRAMS]] {
+        let ended = between_two(&[&valgrind[..], &[program.path()]].concat(), environment);
+        assert!(ended.status.success(), "{ended:#?}");
+    }
     // Options of the user are kept.
     let own = [("VALGRIND_OPTS", "--error-exitcode=7 --errors-for-leak-kinds=reachable")];
     let ended = run(&["valgrind", "--quiet", "--leak-check=full", program.path()], &own);
