@@ -57,7 +57,7 @@ pub enum LinkError {
     Key(#[from] KeyError),
     /// No device has the address.
     #[error(
-        "no software HCA of this machine or network namespace has the address {address}; the GIDs \
+        "no software HCA in this network namespace has the address {address}; the GIDs \
          of `ibv_devinfo -v` end with the addresses of a program's devices"
     )]
     Absent {
