@@ -367,14 +367,14 @@ The devices share the CPUs with the programs. On few CPUs, programs that poll
 their memory, such as ib_write_lat, are slow: take few iterations (-n).
 RoCE needs a GID: the ping-pongs take its index by -g 0.
 Programs of librdmacm (rping, perftest with -R) reach a server on this machine
-by 127.0.0.1. A statically linked program finds no device.
+by 127.0.0.1. A statically linked program finds no device. What exists:
+https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md
 
 The exit code is the program's, or 128 plus the number of the signal that ended
 it; 127 if it is not found, 126 if it cannot be started, 2 for a wrong option,
 and 1 if the devices cannot be made. SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and
 SIGALRM are passed to the program, and SIGKILL ends it as well, but not the
-processes that it has started. What exists:
-https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
+processes that it has started.")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]
