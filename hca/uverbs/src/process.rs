@@ -28,6 +28,8 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 /// In a forked child: the end of the parent's device mappings. The child never unmaps them, since
 /// they are heap memory.
 static INHERITED: AtomicUsize = AtomicUsize::new(0);
+/// Whether the function for the end of the process is registered. A forked child inherits both.
+static AT_EXIT: AtomicBool = AtomicBool::new(false);
 
 /// State of the process.
 #[derive(Debug)]
@@ -90,7 +92,7 @@ extern "C" fn at_exit() {
     // the child's own state.
     if let Some(process) = unsafe { process.as_ref() } {
         // A panic must not reach the C library.
-        let _ = std::panic::catch_unwind(|| process.end());
+        let _ = std::panic::catch_unwind(|| process.tell_faults());
     }
 }
 
@@ -170,8 +172,6 @@ impl Process {
 
     /// Returns device `number`, which stays open from then on.
     pub(crate) fn adapter_or_open(&self, number: usize) -> Result<Arc<Adapter>, Errno> {
-        // A forked child inherits the registration.
-        static REGISTERED: AtomicBool = AtomicBool::new(false);
         let mut state = self.state();
         let (adapter, is_new) = match state.adapters.entry(number) {
             Entry::Occupied(adapter) => (Arc::clone(adapter.get()), false),
@@ -183,7 +183,8 @@ impl Process {
         if is_new {
             adapter.explain_wake(number);
         }
-        if is_new && !REGISTERED.swap(true, Ordering::Relaxed) {
+        let has_counts = is_new && self.settings.faults && explain::is_on();
+        if has_counts && !AT_EXIT.swap(true, Ordering::Relaxed) {
             // SAFETY: the function may be called at any time. Without room for it, it is not called.
             unsafe { libc::atexit(at_exit) };
         }
@@ -191,15 +192,12 @@ impl Process {
     }
 
     /// Prints how many packets of each device met an injected fault, if calls are explained.
-    fn end(&self) {
+    fn tell_faults(&self) {
         // A program may end within a call that holds the lock.
         let Ok(state) = self.state.try_lock() else { return };
         let adapters: BTreeMap<_, _> =
             state.adapters.iter().map(|(&number, adapter)| (number, Arc::clone(adapter))).collect();
         drop(state);
-        if !self.settings.faults || !explain::is_on() {
-            return;
-        }
         for (number, adapter) in adapters {
             let it = adapter.device.counters();
             explain::tell(format_args!(

@@ -160,7 +160,7 @@ fn an_identifier_keeps_the_address_that_it_was_bound_to() {
     let own = SocketAddr::from(([192, 0, 2, 2], 4711));
     a.state.bind(a.channel, id, own, true).unwrap();
     a.state.resolve_address(a.channel, id, (None, true), b.address).unwrap();
-    assert_eq!(a.state.ids[&id].source, Some(own));
+    assert_eq!(a.state.ids[&id].source.map(|source| source.socket), Some(own));
     // A peer sees the address of the device.
     a.state.resolve_route(a.channel, id).unwrap();
     let mut command: super::Connect = super::FromZeros::new_zeroed();
@@ -169,5 +169,5 @@ fn an_identifier_keeps_the_address_that_it_was_bound_to() {
     settle(&mut a, &mut b);
     let request = b.event().1.id;
     let seen = SocketAddr::new(a.address.ip(), own.port());
-    assert_eq!(b.state.ids[&request].destination, Some(seen));
+    assert_eq!(b.state.ids[&request].destination.map(|seen| seen.socket), Some(seen));
 }
