@@ -5,7 +5,7 @@ use crate::args::InfoArgs;
 use crate::doctor;
 use crate::error::{Error, local};
 use crate::output::{Output, columns, entry, wrapped};
-use crate::transports::{is_first_port, unknown};
+use crate::transports::{is_first_port, unknown, unknown_transport};
 use barewire::config::{Setting, VARIABLES};
 use barewire::transport::tcp;
 use barewire::{
@@ -69,10 +69,9 @@ fn selected(args: &InfoArgs) -> Result<Vec<Component>, Error> {
     let is = |wanted: &str, name: &str| wanted == name || is_first_port(name, wanted);
     let device =
         |name: &str| args.devices.is_empty() || args.devices.iter().any(|wanted| is(wanted, name));
-    let transports = TransportId::ALL.iter().map(|id| id.name());
-    if let Some(name) = wanted.iter().find(|name| !transports.clone().any(|known| known == **name))
-    {
-        return Err(unknown("transport", name, transports));
+    let is_known = |name: &str| TransportId::ALL.iter().any(|id| id.name() == name);
+    if let Some(name) = wanted.iter().find(|name| !is_known(name)) {
+        return Err(unknown_transport(name));
     }
     let devices = all.iter().flat_map(|component| &component.devices);
     let devices = devices.map(|device| device.name.as_str());

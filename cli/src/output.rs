@@ -30,19 +30,22 @@ impl Output {
     }
 }
 
-/// Columns of lines if standard output is no terminal.
+/// Columns of lines if standard output is no terminal, and the variable that changes them.
 const COLUMNS: usize = 100;
+const COLUMNS_VARIABLE: &str = "COLUMNS";
+const FEWEST_COLUMNS: usize = 40;
 
-/// Returns the width of the terminal in columns, or of the lines in a file.
+/// Returns the width of the terminal in columns, or of the lines in a file or a pipe.
 pub(crate) fn columns() -> usize {
-    terminal().unwrap_or(COLUMNS)
+    let given = || std::env::var(COLUMNS_VARIABLE).ok()?.parse().ok();
+    terminal().unwrap_or_else(|| given().unwrap_or(COLUMNS).max(FEWEST_COLUMNS))
 }
 
 /// Returns the width of the terminal in columns, if standard output is one.
 pub(crate) fn terminal() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     // A terminal that does not know its size has 0 columns.
-    (size.ws_col > 0).then(|| usize::from(size.ws_col).max(40))
+    (size.ws_col > 0).then(|| usize::from(size.ws_col).max(FEWEST_COLUMNS))
 }
 
 /// Breaks an entry of a list, which scripts read line by line, into lines that fit the terminal.

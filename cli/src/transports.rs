@@ -105,13 +105,12 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
         let absent = components().into_iter().flat_map(|component| component.absent);
         let reason =
             absent.into_iter().find(|absent| absent.what == transport).map(|absent| absent.reason);
-        let known = choices.iter().map(|choice| choice.transport.name());
         return Err(match reason {
             Some(reason) => Error::Local(format!(
                 "transport '{transport}' is absent: {reason}; there are {}",
-                list(known)
+                list(choices.iter().map(|choice| choice.transport.name()))
             )),
-            None => unknown("transport", transport, known),
+            None => unknown_transport(transport),
         });
     }
     let fits = |choice: &&&Choice| device.is_none_or(|device| device == choice.device);
@@ -126,6 +125,11 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
             of_transport.iter().map(|choice| choice.device.as_str()),
         )),
     }
+}
+
+/// The error about a name that no transport has. It lists those that are absent here as well.
+pub(crate) fn unknown_transport(name: &str) -> Error {
+    unknown("transport", name, TransportId::ALL.iter().map(|id| id.name()))
 }
 
 /// The error about a name of the command line that is none of `known`. Like clap's, it has a tip if

@@ -10,7 +10,7 @@ use crate::args::DemoArgs;
 use crate::control::{Message, Step};
 use crate::error::{Error, local};
 use crate::link::Link;
-use crate::output::{EMULATOR, Output};
+use crate::output::{self, EMULATOR, Output};
 use crate::peer::Work;
 use crate::remote::with_second;
 use crate::session::Session;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
         if emulated.is_empty() {
             Ok(())
         } else {
-            out.line(format!("{}: {EMULATOR}", emulated.join(", ")))
+            out.line(output::entry(&format!("{}: {EMULATOR}", emulated.join(", "))))
         }
     })
 }

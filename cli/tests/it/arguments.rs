@@ -72,7 +72,7 @@ fn a_key_is_made_once_and_only_its_owner_reads_it() {
 
     let file = support::TestFile::new("made.key", 0);
     let ended = run(&["key", file.path()]);
-    assert!(ended.failed().contains("File exists"), "{ended:#?}");
+    assert!(ended.failed().contains("was not changed"), "{ended:#?}");
     std::fs::remove_file(file.path()).unwrap();
     run(&["key", file.path()]).succeeded();
     let mode = std::fs::metadata(file.path()).unwrap().permissions().mode();
@@ -221,7 +221,8 @@ fn a_reader_that_goes_away_is_no_error() {
         drop(child.stdout.take());
         let mut stderr = String::new();
         child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        assert!(child.wait().unwrap().success() && stderr.is_empty(), "{args:?}: {stderr}");
+        let mut others = stderr.lines().filter(|line| !line.contains(support::DEBUG_BUILD));
+        assert!(child.wait().unwrap().success() && others.next().is_none(), "{args:?}: {stderr}");
     }
 }
 

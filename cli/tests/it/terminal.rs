@@ -54,6 +54,18 @@ fn printed(arguments: &[&str]) -> String {
 }
 
 #[test]
+fn a_variable_limits_lines_that_are_read_by_a_program() {
+    let output = Command::new(env!("CARGO_BIN_EXE_barewire"))
+        .args(["info", "--config"])
+        .env("COLUMNS", "60")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let widest = text.lines().filter(|line| line.starts_with("# ")).map(str::len).max();
+    assert!((50..=60).contains(&widest.unwrap()), "{widest:?}: {text}");
+}
+
+#[test]
 fn lines_are_not_longer_than_a_terminal_is_wide() {
     let commands: &[&[&str]] = &[
         &["info"],
@@ -62,6 +74,7 @@ fn lines_are_not_longer_than_a_terminal_is_wide() {
         &["info", "--config"],
         &["plan"],
         &["doctor", "-d", "memory"],
+        &["demo", "-d", "soft0", "Cargo.toml"],
         &["perf", "-x", "self", "-n", "100", "-I"],
         &["perf", "-x", "self", "-t", "put_bw", "--sweep", "8:64", "-n", "100"],
         &["help", "demo"],
