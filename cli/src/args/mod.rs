@@ -20,7 +20,11 @@ pub(crate) const PORT: u16 = 13337;
 /// Move messages between processes over RDMA (mlx5), shared memory or TCP
 #[derive(Debug, Parser)]
 #[command(name = "barewire", version, arg_required_else_help = true)]
-#[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
+#[command(after_help = "\
+Without a NIC everything runs on the software HCA that is built in.
+
+Exit codes: 0, 1 after a failure, 2 for a command line that is not valid, and 128 and its number
+after a signal (130 for Ctrl-C). `run`, `hca run` and `uct run` end with the code of the program.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

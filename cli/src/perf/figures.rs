@@ -5,8 +5,10 @@ use super::job::Job;
 use super::printer::Printer;
 use super::sample::Sample;
 use super::statistics;
+use crate::affinity::Ends;
 use crate::error::Error;
 use barewire::Counters;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// Messages of a stream that are timed as a group.
@@ -55,6 +57,7 @@ pub(super) struct Percentiles {
 /// bootstrap interval of 95 %.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Middle {
+    #[serde(skip)]
     pub(super) median: f64,
     pub(super) low: f64,
     pub(super) high: f64,
@@ -80,6 +83,8 @@ pub(super) struct Outcome {
     pub(super) percentiles: Percentiles,
     /// `None` without a latency.
     pub(super) middle: Option<Middle>,
+    /// The part of the test's time for which the measuring thread ran, of 1.
+    pub(super) cpu_share: f64,
     /// The counters of the measuring endpoint, including warm-up and set-up.
     pub(super) counters: Counters,
 }
@@ -89,9 +94,13 @@ pub(super) struct Outcome {
 pub(super) struct Recorder<'a, 'b> {
     job: &'a Job,
     printer: &'a mut Printer<'b>,
+    ends: Option<Ends>,
     clock: Clock,
     done: u64,
+    /// CPU time of this thread when the test began, and that of the whole test, in nanoseconds.
+    cpu: i64,
     /// All times are in ticks.
+    began: u64,
     started: u64,
     last: u64,
     ended: u64,
@@ -108,12 +117,15 @@ pub(super) struct Recorder<'a, 'b> {
 }
 
 impl<'a, 'b> Recorder<'a, 'b> {
-    pub(super) fn new(job: &'a Job, printer: &'a mut Printer<'b>) -> Self {
+    pub(super) fn new(job: &'a Job, printer: &'a mut Printer<'b>, ends: Option<Ends>) -> Self {
         Self {
             job,
             printer,
+            ends,
             clock: Clock::start(),
             done: 0,
+            cpu: 0,
+            began: 0,
             started: 0,
             last: 0,
             ended: 0,
@@ -131,10 +143,14 @@ impl<'a, 'b> Recorder<'a, 'b> {
         self.job
     }
 
-    /// Called when the first iteration starts.
-    pub(super) fn begin(&mut self) {
+    /// Called when everything is set up and the first iteration starts.
+    pub(super) fn begin(&mut self) -> Result<(), Error> {
+        self.printer.begin(self.job, self.ends)?;
         self.interval = (INTERVAL / self.clock.tick()) as u64;
+        self.cpu = cpu_time();
         self.restart();
+        self.began = self.started;
+        Ok(())
     }
 
     fn restart(&mut self) {
@@ -254,6 +270,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
     /// Called after the last iteration, for a stream when its last message has arrived.
     pub(super) fn end(&mut self) {
         self.ended = ticks();
+        self.cpu = cpu_time().saturating_sub(self.cpu);
         self.count();
     }
 
@@ -288,11 +305,19 @@ impl<'a, 'b> Recorder<'a, 'b> {
         let [p50, p90, p99, p99_9, max] = ranks.map(|time| time as f64 * unit);
         let medians: Vec<_> =
             self.sample.medians(PARTS).into_iter().map(|time| time * unit).collect();
+        let time = self.ended.wrapping_sub(self.began) as f64 * self.clock.tick();
         Outcome {
+            cpu_share: (self.cpu as f64 / time.max(1.0)).min(1.0),
             figures: self.figures(&self.sample, self.ended),
             percentiles: Percentiles { p50, p90, p99, p99_9, max },
             middle: Middle::of(&medians),
             counters,
         }
     }
+}
+
+/// The CPU time of this thread in nanoseconds.
+fn cpu_time() -> i64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
 }

@@ -28,7 +28,7 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
     let mut carrier = Carrier::open(session, &regions, plan)?;
     let in_flight = InFlight::new(job);
 
-    recorder.begin();
+    recorder.begin()?;
     match plan.test {
         Test::AmLat => {
             for number in 0..plan.total {

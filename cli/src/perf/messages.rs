@@ -44,7 +44,7 @@ pub(super) fn lead<M: Messages>(
     if !loopback {
         session.wait.barrier(SET_UP)?;
     }
-    recorder.begin();
+    recorder.begin()?;
     if plan.test.is_ping_pong() {
         for number in 0..plan.total {
             let receiving = messages.receive(session, during)?;

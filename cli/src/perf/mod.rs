@@ -5,6 +5,7 @@ mod batch;
 mod carrier;
 mod channels;
 mod clock;
+mod doubts;
 mod figures;
 mod follow;
 mod job;
@@ -22,7 +23,7 @@ use crate::args::{CELL, PerfArgs, Sizes, TestArgs};
 use crate::control::Message;
 use crate::error::Error;
 use crate::link::Link;
-use crate::output::Output;
+use crate::output::{Output, warning_line};
 use crate::peer::Work;
 use crate::ranks::{self, Rank};
 use crate::remote::{with_client, with_second, with_server};
@@ -43,6 +44,9 @@ const RECEIVED: u8 = 1;
 const SET_UP: &str = "the set-up";
 
 pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
+    if printer::DEBUG_BUILD {
+        warning_line(printer::DEBUG);
+    }
     if let Some(cpus) = &args.cpus {
         affinity::restrict(cpus)?;
     }
@@ -88,7 +92,7 @@ fn client(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     if let Some(file) = &args.plot {
         let points: Vec<Point> =
             jobs.iter().zip(&outcomes).map(|(job, outcome)| Point::new(job, outcome)).collect();
-        plot::write(file, &points, &[])?;
+        plot::write(file, &points, &printer.doubts())?;
     }
     printer.finish()
 }
@@ -214,10 +218,9 @@ fn single<'a>(
     ends: Option<Ends>,
     open: impl FnOnce() -> Result<Session<'a>, Error>,
 ) -> Result<Outcome, Error> {
-    printer.begin(job, ends)?;
     let mut session = open()?;
     let _pinned = ends.map(|ends| Pinned::on(ends.this)).transpose()?;
-    let mut recorder = Recorder::new(job, printer);
+    let mut recorder = Recorder::new(job, printer, ends);
     lead::run(&mut session, &mut recorder)?;
     let outcome = recorder.finish(session.endpoint.counters());
     drop(session);

@@ -4,7 +4,7 @@
 use super::figures::Outcome;
 use super::job::{self, Job};
 use crate::error::{Error, local};
-use crate::output::{EMULATOR, check_file, write_file};
+use crate::output::{EMULATOR, check_file, wrapped, write_file};
 use crate::test::Test;
 use crate::units;
 use plotters::coord::Shift;
@@ -65,6 +65,8 @@ const WIDTH: u32 = 670;
 const NAMES: u32 = 150;
 const HEIGHT: u32 = 430;
 const LINE: u32 = 18;
+/// Characters in a line of text below one diagram.
+const NOTE: usize = 110;
 /// Most labels of an axis.
 const LABELS: usize = 9;
 /// Pixels: the cap of a bar, and about the diameter of a point.
@@ -86,9 +88,13 @@ pub(super) fn check(file: &Path) -> Result<(), Error> {
     check_file(PLOT, file)
 }
 
-/// Writes the drawing to a file. `missing` names what has no line, and why.
+/// Writes the drawing to a file. `missing` names what has no line, and why,
+/// and points that are doubtful.
 pub(super) fn write(file: &Path, points: &[Point], missing: &[String]) -> Result<(), Error> {
-    let drawing = draw(points, &place(), missing)
+    let lines =
+        |note: &String| wrapped(note, 4, NOTE).split('\n').map(str::to_owned).collect::<Vec<_>>();
+    let missing: Vec<String> = missing.iter().flat_map(lines).collect();
+    let drawing = draw(points, &place(), &missing)
         .map_err(|error| local(format!("cannot draw '{}'", file.display()), &error))?;
     let drawing = drawing.ok_or_else(|| Error::Usage("nothing was measured".to_owned()))?;
     write_file(PLOT, file, &drawing)

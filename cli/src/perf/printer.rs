@@ -1,6 +1,7 @@
 //! Output of perf: the table or the CSV of ucx_perftest, so that scripts that parse the one parse
 //! the other, or JSON.
 
+use super::doubts::Doubts;
 use super::figures::{Figures, Middle, Outcome};
 use super::job::Job;
 use super::survey;
@@ -21,6 +22,13 @@ use std::time::Duration;
 const WIDTH: usize = 108;
 /// The width between the borders of the table for narrow terminals.
 const NARROW: usize = 73;
+/// The line between the rows of that table.
+const THIN: &str = "+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
+/// Whether this program was built without optimisation, by `cargo build` without `--release`.
+pub(super) const DEBUG_BUILD: bool = cfg!(debug_assertions);
+/// Why its times are of no use.
+pub(super) const DEBUG: &str = "this is a debug build, whose times are several times those of a \
+                                release build: build with --release";
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
@@ -51,14 +59,18 @@ struct Json {
     window: u32,
     latency_is: &'static str,
     emulator: bool,
+    debug_build: bool,
     /// The CPUs of the two ends, if this program selected them.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpus: Option<[usize; 2]>,
+    cpu_share: f64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    doubts: Vec<String>,
     #[serde(flatten)]
     figures: Figures,
     percentile_rank: f64,
     latency_percentiles_us: super::figures::Percentiles,
-    latency_median_us: Option<Middle>,
+    latency_median_interval_us: Option<Middle>,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -87,6 +99,7 @@ pub(super) struct Printer<'a> {
     /// The only CPU, if both ends run on it.
     shared_cpu: Option<usize>,
     json: Vec<Json>,
+    doubts: Doubts,
     notes: Vec<String>,
 }
 
@@ -130,6 +143,7 @@ impl<'a> Printer<'a> {
             emulator: false,
             shared_cpu: None,
             json: Vec::new(),
+            doubts: Doubts::default(),
             notes: Vec::new(),
         }
     }
@@ -207,13 +221,16 @@ impl<'a> Printer<'a> {
                     }
                     self.header(job)?;
                 }
-                if self.several && !self.final_only {
-                    let width = if self.narrow { NARROW } else { WIDTH };
-                    let line: String = named(&job.names).chars().take(width).collect();
-                    self.out.line(line)
-                } else {
-                    Ok(())
+                if !self.several || self.final_only {
+                    return Ok(());
                 }
+                let mut name = job.names.join("/");
+                if !self.series {
+                    let Job { choice, plan, .. } = job;
+                    let (test, size) = (plan.test.name(), plan.size());
+                    let _ = write!(name, ": {test} of {size} bytes over {}", choice.transport);
+                }
+                self.out.line(named(&name, self.narrow))
             }
         }
     }
@@ -241,7 +258,6 @@ impl<'a> Printer<'a> {
 
     fn header(&mut self, job: &Job) -> Result<(), Error> {
         const THICK: &str = "+--------------+--------------+------------------------------+---------------------+-----------------------+";
-        const THIN: &str = "+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
         let time = self.time;
         let stage = if self.final_only { "Test" } else { "Stage" };
         if self.narrow {
@@ -284,7 +300,8 @@ impl<'a> Printer<'a> {
         ends: Option<Ends>,
         outcome: &Outcome,
     ) -> Result<(), Error> {
-        let Outcome { figures, percentiles, middle, counters } = outcome;
+        self.doubts.add(job, ends, outcome);
+        let Outcome { figures, percentiles, middle, cpu_share, counters } = outcome;
         let mut more = format!(
             "latency percentiles (usec): 50% {:.3}, 90% {:.3}, 99% {:.3}, 99.9% {:.3}, greatest {:.3}",
             percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.max
@@ -327,11 +344,15 @@ impl<'a> Printer<'a> {
                     window: job.plan.window,
                     latency_is: job.latency_is(),
                     emulator: job.choice.is_emulator(),
+                    debug_build: DEBUG_BUILD,
                     cpus: ends.map(|ends| [ends.this, ends.peer]),
+                    cpu_share: *cpu_share,
+                    // Known when all tests have ended.
+                    doubts: Vec::new(),
                     figures: figures.clone(),
                     percentile_rank: job.rank,
                     latency_percentiles_us: *percentiles,
-                    latency_median_us: *middle,
+                    latency_median_interval_us: *middle,
                     counters: counters.named().into_iter().collect(),
                 });
                 Ok(())
@@ -382,9 +403,22 @@ impl<'a> Printer<'a> {
                 .map(|Absent { what, reason, .. }| json!({ "what": what, "reason": reason }))
                 .collect()
         };
-        let tests = std::mem::take(&mut self.json);
+        let tests = self.tests();
         let whole = json!({ "tests": tests, "failed": list(failed), "absent": list(absent) });
         self.out.line(format!("{whole:#}"))
+    }
+
+    /// A line for each test whose result is doubtful.
+    pub(super) fn doubts(&self) -> Vec<String> {
+        self.doubts.lines()
+    }
+
+    /// Takes the results for JSON.
+    fn tests(&mut self) -> Vec<Json> {
+        for (test, doubts) in self.json.iter_mut().zip(self.doubts.all()) {
+            test.doubts = doubts;
+        }
+        std::mem::take(&mut self.json)
     }
 
     /// Prints the end of all tests.
@@ -399,15 +433,23 @@ impl<'a> Printer<'a> {
         } else if self.emulator {
             self.notes.push(EMULATOR.into());
         }
+        if DEBUG_BUILD && self.form == Form::Csv {
+            self.notes.push(DEBUG.into());
+        }
         match self.form {
             Form::Table | Form::Rows | Form::Silent => {
                 let width = output::columns();
+                let doubts = self.doubts.lines();
+                let doubts = doubts.iter().map(|doubt| output::entry(doubt));
                 let notes = self.notes.iter().map(|note| output::wrapped(note, 4, width));
-                notes.into_iter().try_for_each(|note| self.out.line(note))
+                doubts.chain(notes).try_for_each(|note| self.out.line(note))
             }
-            Form::Csv => self.notes.iter().try_for_each(|note| self.out.line(format!("# {note}"))),
+            Form::Csv => {
+                let notes = self.doubts.lines().into_iter().chain(self.notes);
+                notes.into_iter().try_for_each(|note| self.out.line(format!("# {note}")))
+            }
             Form::Json => {
-                let text = match &*self.json {
+                let text = match &*self.tests() {
                     [one] if !self.several => serde_json::to_string_pretty(one),
                     list => serde_json::to_string_pretty(list),
                 };
@@ -455,11 +497,11 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// A line with the names of a test, which separates it from the previous one.
-fn named(names: &[String]) -> String {
-    const LINE: &str = "--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
-    let name = names.join("/");
-    let rest: String = LINE.chars().skip(name.chars().count()).collect();
+/// A line with the name of a test, which separates it from the previous one. It is as wide as the
+/// table, unless the name is wider.
+fn named(name: &str, narrow: bool) -> String {
+    let line = if narrow { format!("+{:-<NARROW$}+", "") } else { THIN.to_owned() };
+    let rest: String = line.chars().skip(1 + name.chars().count()).collect();
     format!("+{name}{rest}")
 }
 
@@ -513,8 +555,10 @@ mod tests {
         assert_eq!(thousands("1234567"), "1,234,567");
         assert_eq!(thousands("123456"), "123,456");
         assert_eq!(field("a,\"b"), "\"a,\"\"b\"");
-        let line = named(&["foo".into(), "baz".into()]);
+        let line = named("foo/baz", false);
         assert!(line.starts_with("+foo/baz-------+--------------+"), "{line}");
-        assert_eq!(line.len(), named(&[]).len());
+        assert_eq!(line.len(), THIN.len());
+        let line = named("foo/baz", true);
+        assert!(line.ends_with("---+") && line.len() == NARROW + 2, "{line}");
     }
 }

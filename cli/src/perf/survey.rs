@@ -100,6 +100,7 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
         missing.push(without);
     }
     if let Some(file) = &args.plot {
+        missing.extend(printer.doubts());
         plot::write(file, &points, &missing)?;
     }
     printer.finish_survey(&absent, &failed)?;

@@ -139,6 +139,9 @@ fn a_batch_file_over_several_transports() {
         "{value}"
     );
     server.end(PATIENCE).succeeded();
+    let table = run(&["perf", "-b", file.path(), "-n", "20"]);
+    table.succeeded();
+    assert!(table.stdout.contains("+two: get of 8 bytes over shm--"), "{}", table.stdout);
     std::fs::write(file.path(), "one -x shm\ntwo -t none\n").unwrap();
     let ended = run(&["perf", "-b", file.path()]);
     assert!(ended.failed().contains("line 2"), "{ended:#?}");
@@ -339,6 +342,10 @@ fn json_has_the_numbers_with_their_units() {
     assert_eq!(value["iterations"], 200);
     assert_eq!(value["size_bytes"], 64);
     assert_eq!(value["emulator"], true);
+    assert_eq!(value["debug_build"], cfg!(debug_assertions));
+    let share = value["cpu_share"].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&share), "{value}");
+    assert_eq!(value["latency_percentiles_us"]["p50"], value["latency_typical_us"], "{value}");
     for name in [
         "latency_typical_us",
         "latency_average_us",
@@ -354,6 +361,26 @@ fn json_has_the_numbers_with_their_units() {
     let latency = value["latency_overall_us"].as_f64().unwrap();
     let rate = value["message_rate_overall_per_s"].as_f64().unwrap();
     assert!((latency * rate / 1e6 - 1.0).abs() < 0.01, "{value}");
+}
+
+#[test]
+fn a_debug_build_says_so() {
+    let words = ["perf", "-x", "self", "-n", "10", "-v"];
+    let output =
+        std::process::Command::new(env!("CARGO_BIN_EXE_barewire")).args(words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let is_debug = cfg!(debug_assertions);
+    for text in [output.stdout, output.stderr] {
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(text.contains(support::DEBUG_BUILD), is_debug, "{text}");
+    }
+}
+
+#[test]
+fn a_test_without_memory_for_its_messages_prints_no_table() {
+    let ended = run(&["perf", "-x", "self", "-t", "put_lat", "-s", "8000G"]);
+    ended.failed();
+    assert_eq!(ended.stdout, "", "{ended:#?}");
 }
 
 /// The CPUs that a process may run on, as the kernel lists them.
