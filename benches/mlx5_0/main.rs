@@ -83,6 +83,7 @@ fn settle() {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Write8,
+    Write64,
     WriteSge,
     Send16,
     Batch,
@@ -103,6 +104,15 @@ struct Driver {
 #[inline(never)]
 fn measured_write_8(queue: &mut SendQueue, payload: u64, remote: RemoteAddressSegment) -> bool {
     queue.write_inline_8(payload.to_ne_bytes(), remote, ControlFlags::empty()).is_ok()
+}
+
+#[inline(never)]
+fn measured_write_64(
+    queue: &mut SendQueue,
+    payload: &[u8; 64],
+    remote: RemoteAddressSegment,
+) -> bool {
+    queue.write_inline(payload, remote, ControlFlags::empty()).is_ok()
 }
 
 #[inline(never)]
@@ -168,6 +178,7 @@ impl Driver {
     fn run(mut self, operation: &str, count: u32) -> Outcome {
         let call = match operation {
             "write_8" => Call::Write8,
+            "write_64" => Call::Write64,
             "write_sge" => Call::WriteSge,
             "send_16" => Call::Send16,
             "batch" => Call::Batch,
@@ -206,6 +217,7 @@ impl Driver {
         let local = black_box((region.address(), 4096, region.lkey()));
         match call {
             Call::Write8 => measured_write_8(&mut self.ours.send, black_box(7), remote),
+            Call::Write64 => measured_write_64(&mut self.ours.send, black_box(&[7; 64]), remote),
             Call::WriteSge => measured_write_sge(&mut self.ours.send, local, remote),
             Call::Send16 => measured_send_16(&mut self.ours.send, black_box(&[7; 16])),
             Call::Batch => measured_batch(&mut self.ours.send, black_box(7), remote),

@@ -44,17 +44,21 @@ static int post(struct bench *b, enum ibv_wr_opcode opcode, unsigned length, uns
 }
 
 MEASURED measured_post_write_8(struct bench *b) { return post(b, IBV_WR_RDMA_WRITE, 8, IBV_SEND_INLINE); }
+MEASURED measured_post_write_64(struct bench *b) { return post(b, IBV_WR_RDMA_WRITE, 64, IBV_SEND_INLINE); }
 MEASURED measured_post_write_sge(struct bench *b) { return post(b, IBV_WR_RDMA_WRITE, 4096, 0); }
 MEASURED measured_post_send_16(struct bench *b) { return post(b, IBV_WR_SEND, 16, IBV_SEND_INLINE); }
 
-MEASURED measured_wr_write_8(struct bench *b)
+static inline __attribute__((always_inline)) int wr_write_inline(struct bench *b, size_t length)
 {
     ibv_wr_start(b->qpx);
     b->qpx->wr_flags = b->flags | IBV_SEND_INLINE;
     ibv_wr_rdma_write(b->qpx, b->remote->rkey, (uintptr_t)b->remote->addr);
-    ibv_wr_set_inline_data(b->qpx, b->local->addr, 8);
+    ibv_wr_set_inline_data(b->qpx, b->local->addr, length);
     return ibv_wr_complete(b->qpx);
 }
+
+MEASURED measured_wr_write_8(struct bench *b) { return wr_write_inline(b, 8); }
+MEASURED measured_wr_write_64(struct bench *b) { return wr_write_inline(b, 64); }
 
 MEASURED measured_wr_write_sge(struct bench *b)
 {
@@ -141,8 +145,9 @@ MEASURED measured_reap(struct bench *b)
 }
 
 static const struct { const char *name; int (*run)(struct bench *); } operations[] = {
-    { "post_write_8", measured_post_write_8 }, { "post_write_sge", measured_post_write_sge },
-    { "post_send_16", measured_post_send_16 }, { "wr_write_8", measured_wr_write_8 },
+    { "post_write_8", measured_post_write_8 }, { "post_write_64", measured_post_write_64 },
+    { "post_write_sge", measured_post_write_sge }, { "post_send_16", measured_post_send_16 },
+    { "wr_write_8", measured_wr_write_8 }, { "wr_write_64", measured_wr_write_64 },
     { "wr_write_sge", measured_wr_write_sge }, { "wr_send_16", measured_wr_send_16 },
     { "wr_batch", measured_wr_batch }, { "poll", measured_poll }, { "reap", measured_reap },
     { "post_ud_send_8", measured_post_ud_send_8 }, { "wr_ud_send_8", measured_wr_ud_send_8 },

@@ -23,8 +23,9 @@ pub(crate) const PORT: u16 = 13337;
 #[command(after_help = "\
 Without a NIC everything runs on the software HCA that is built in.
 
-Exit codes: 0, 1 after a failure, 2 for a command line that is not valid, and 128 and its number
-after a signal (130 for Ctrl-C). `run`, `hca run` and `uct run` end with the code of the program.")]
+Exit codes: 0 for success, 1 for a failure, 2 for an invalid command line, and 128 and the number \
+of a signal that ended the command (130 for Ctrl-C). `run`, `hca run` and `uct run` end with the \
+code of their program.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -71,8 +71,13 @@ struct Row {
     init_obj: bool,
 }
 
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 14] = [
     driver("RDMA write, 8 B inline", "driver.write_8", [Some("post_write_8"), Some("wr_write_8")]),
+    driver(
+        "RDMA write, 64 B inline",
+        "driver.write_64",
+        [Some("post_write_64"), Some("wr_write_64")],
+    ),
     driver(
         "RDMA write, one SGE",
         "driver.write_sge",
@@ -289,7 +294,8 @@ impl Table {
              The software HCA behind Debian's libibverbs and libmlx5 ({}), as `barewire hca run` has it; UCX is Debian's ({}), which \
              is built with assertions. {CALLS} calls of one function that is never inlined, posts in batches of 16 \
              (64 through a transport API), each carried out before the next; instructions per call: those of the function and of \
-             what it calls, without the call itself and the loop, for all alike. `ibv_post_send` includes filling in its request. \
+             what it calls, without the call itself and the loop, for all alike. `ibv_post_send` includes filling in its request, and \
+             libmlx5 its locks: `MLX5_SINGLE_THREADED=1` takes 10 away from each call. \
              The programs are `benches/mlx5_0/` and \
              `benches/peers/*.c`.\n\n| operation |",
             self.libmlx5, self.ucx,

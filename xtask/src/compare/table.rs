@@ -103,10 +103,10 @@ fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
     let mut text = format!(
         "{MARK}\n\
          Written by `cargo xtask compare`; edits are lost. `barewire perf` and Debian's `ucx_perftest`, or what the measure names, run in turns, \
-         server and client on a CPU each, the same for both. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
-         and rates the whole run). *ratio* is the ratio of these medians, ours to theirs, and *interval* its bootstrap interval of 95 % over the pairs of the run: other runs and other machines may lie outside of it, \
+         server and client on a CPU each, the same for both. A value is the median of the runs (of latencies, one way, the median of a run: ours of all messages, UCX's of the last 2048, \
+         which are all that `ucx_perftest` keeps; of times and rates the whole run). *ratio* is the ratio of these medians, ours to theirs, and *interval* its bootstrap interval of 95 % over the pairs of the run: other runs and other machines may lie outside of it, \
          so compare on yours. A must that the \
-         interval includes is *undecided*. What was tried over `shm` and `cma`, and what did not help: [SHM.md](SHM.md). *run* names the machine, the date and the number of pairs:\n\
+         interval includes is *undecided*. Both command lines of a row are in [compare.txt](compare.txt). What was tried over `shm` and `cma`, and what did not help: [SHM.md](SHM.md). *run* names the machine, the date and the number of pairs:\n\
          \n"
     );
     for (at, run) in runs.iter().enumerate() {

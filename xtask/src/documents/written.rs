@@ -129,7 +129,9 @@ fn difference(documented: &str, printed: &str) -> Option<String> {
     let absent: Vec<&str> = printed.lines().filter_map(absent).collect();
     let is_there = |line: &String| !absent.iter().any(|name| line.split(' ').next() == Some(name));
     let documented: Vec<String> = shape(documented).into_iter().filter(is_there).collect();
-    let printed = shape(printed);
+    // A busy machine says so, too.
+    let settled = |line: &String| !line.starts_with("doubtful");
+    let printed: Vec<String> = shape(printed).into_iter().filter(settled).collect();
     let mut lines = documented.iter().zip(&printed);
     let what = match lines.find(|(documented, printed)| documented != printed) {
         Some((documented, printed)) => format!("'{printed}' instead of '{documented}'"),
