@@ -105,6 +105,19 @@ fn cannot_write(what: &str, file: &Path) -> String {
 pub(crate) const EMULATOR: &str =
     "These are times of the software HCA, an emulator on this machine's CPUs, not of a NIC.";
 
+/// Whether this program was built without optimisation, by `cargo build` without `--release`.
+pub(crate) const DEBUG_BUILD: bool = cfg!(debug_assertions);
+/// Why its times are of no use.
+pub(crate) const DEBUG: &str = "this is a debug build, whose times are several times those of a \
+                                release build: build with --release";
+
+/// Warns before times are measured by a debug build.
+pub(crate) fn warn_of_debug_build() {
+    if DEBUG_BUILD {
+        warning_line(DEBUG);
+    }
+}
+
 /// Prints a warning.
 pub(crate) fn warning_line(text: &str) {
     let _ = writeln!(io::stderr(), "barewire: warning: {}", one_line(text));

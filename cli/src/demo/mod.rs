@@ -26,6 +26,7 @@ const ROUNDS: u64 = 1000;
 const STEP: &str = "the next step";
 
 pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
+    output::warn_of_debug_build();
     if let Some(faults) = &args.faults {
         // SAFETY: no other thread runs yet; the second process inherits the variable.
         unsafe { std::env::set_var("BAREWIRE_HCA_FAULTS", faults) };

@@ -23,7 +23,7 @@ use crate::args::{CELL, PerfArgs, Sizes, TestArgs};
 use crate::control::Message;
 use crate::error::Error;
 use crate::link::Link;
-use crate::output::{Output, warning_line};
+use crate::output::{Output, warn_of_debug_build};
 use crate::peer::Work;
 use crate::ranks::{self, Rank};
 use crate::remote::{with_client, with_second, with_server};
@@ -44,9 +44,7 @@ const RECEIVED: u8 = 1;
 const SET_UP: &str = "the set-up";
 
 pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
-    if printer::DEBUG_BUILD {
-        warning_line(printer::DEBUG);
-    }
+    warn_of_debug_build();
     if let Some(cpus) = &args.cpus {
         affinity::restrict(cpus)?;
     }

@@ -8,7 +8,7 @@ use super::survey;
 use crate::affinity::Ends;
 use crate::args::PerfArgs;
 use crate::error::Error;
-use crate::output::{self, EMULATOR, Output};
+use crate::output::{self, DEBUG, DEBUG_BUILD, EMULATOR, Output};
 use crate::test::Test;
 use crate::units;
 use barewire::Absent;
@@ -24,11 +24,6 @@ const WIDTH: usize = 108;
 const NARROW: usize = 73;
 /// The line between the rows of that table.
 const THIN: &str = "+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
-/// Whether this program was built without optimisation, by `cargo build` without `--release`.
-pub(super) const DEBUG_BUILD: bool = cfg!(debug_assertions);
-/// Why its times are of no use.
-pub(super) const DEBUG: &str = "this is a debug build, whose times are several times those of a \
-                                release build: build with --release";
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 

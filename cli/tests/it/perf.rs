@@ -141,7 +141,7 @@ fn a_batch_file_over_several_transports() {
     server.end(PATIENCE).succeeded();
     let table = run(&["perf", "-b", file.path(), "-n", "20"]);
     table.succeeded();
-    assert!(table.stdout.contains("+two: get of 8 bytes over shm--"), "{}", table.stdout);
+    assert!(table.stdout.contains("+two: get of 8 bytes over shm-"), "{}", table.stdout);
     std::fs::write(file.path(), "one -x shm\ntwo -t none\n").unwrap();
     let ended = run(&["perf", "-b", file.path()]);
     assert!(ended.failed().contains("line 2"), "{ended:#?}");
@@ -345,7 +345,10 @@ fn json_has_the_numbers_with_their_units() {
     assert_eq!(value["debug_build"], cfg!(debug_assertions));
     let share = value["cpu_share"].as_f64().unwrap();
     assert!((0.0..=1.0).contains(&share), "{value}");
-    assert_eq!(value["latency_percentiles_us"]["p50"], value["latency_typical_us"], "{value}");
+    // The clock's unit is measured again in between.
+    let [median, typical] = [&value["latency_percentiles_us"]["p50"], &value["latency_typical_us"]]
+        .map(|value| value.as_f64().unwrap());
+    assert!((median / typical - 1.0).abs() < 0.001, "{value}");
     for name in [
         "latency_typical_us",
         "latency_average_us",

@@ -61,7 +61,8 @@ fn a_variable_limits_lines_that_are_read_by_a_program() {
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let widest = text.lines().filter(|line| line.starts_with("# ")).map(str::len).max();
+    // The first line is fixed.
+    let widest = text.lines().skip(1).filter(|line| line.starts_with("# ")).map(str::len).max();
     assert!((50..=60).contains(&widest.unwrap()), "{widest:?}: {text}");
 }
 
