@@ -97,10 +97,10 @@ pub(super) struct Recorder<'a, 'b> {
     ends: Option<Ends>,
     clock: Clock,
     done: u64,
-    /// CPU time of this thread when the test began, and that of the whole test, in nanoseconds.
+    /// CPU time of this thread when the measurement started, and in the end that of the whole
+    /// measurement, in nanoseconds.
     cpu: i64,
     /// All times are in ticks.
-    began: u64,
     started: u64,
     last: u64,
     ended: u64,
@@ -125,7 +125,6 @@ impl<'a, 'b> Recorder<'a, 'b> {
             clock: Clock::start(),
             done: 0,
             cpu: 0,
-            began: 0,
             started: 0,
             last: 0,
             ended: 0,
@@ -147,13 +146,16 @@ impl<'a, 'b> Recorder<'a, 'b> {
     pub(super) fn begin(&mut self) -> Result<(), Error> {
         self.printer.begin(self.job, self.ends)?;
         self.interval = (INTERVAL / self.clock.tick()) as u64;
-        self.cpu = cpu_time();
-        self.restart();
-        self.began = self.started;
+        self.restart(self.job.warm_up);
         Ok(())
     }
 
-    fn restart(&mut self) {
+    /// Starts the measurement at this iteration; of several calls the last counts.
+    fn restart(&mut self, number: u64) {
+        // A system call: not in all iterations of the warm-up.
+        if number.saturating_add(1) >= self.job.warm_up {
+            self.cpu = cpu_time();
+        }
         let now = ticks();
         (self.started, self.line, self.last) = (now, now, now);
     }
@@ -162,7 +164,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
     #[inline(always)]
     pub(super) fn iteration(&mut self, number: u64) -> Result<(), Error> {
         if number < self.job.warm_up {
-            self.restart();
+            self.restart(number);
             return Ok(());
         }
         let now = ticks();
@@ -183,7 +185,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
     #[inline(always)]
     pub(super) fn in_flight(&mut self, number: u64) {
         if number <= self.job.warm_up {
-            return self.restart();
+            return self.restart(number);
         }
         let now = ticks();
         self.note(now, 1, now.wrapping_sub(self.last));
@@ -194,7 +196,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
     #[inline]
     pub(super) fn message(&mut self, number: u64) -> Result<(), Error> {
         if number < self.job.warm_up {
-            self.restart();
+            self.restart(number);
             return Ok(());
         }
         let done = number - self.job.warm_up + 1;
@@ -305,7 +307,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         let [p50, p90, p99, p99_9, max] = ranks.map(|time| time as f64 * unit);
         let medians: Vec<_> =
             self.sample.medians(PARTS).into_iter().map(|time| time * unit).collect();
-        let time = self.ended.wrapping_sub(self.began) as f64 * self.clock.tick();
+        let time = self.ended.wrapping_sub(self.started) as f64 * self.clock.tick();
         Outcome {
             cpu_share: (self.cpu as f64 / time.max(1.0)).min(1.0),
             figures: self.figures(&self.sample, self.ended),
