@@ -56,7 +56,8 @@ impl RcAddress {
     pub const BYTES: usize = 33;
 
     /// The address as bytes: GID, MAC address, LID, queue pair number and packet sequence number,
-    /// big-endian, and the number of the MTU.
+    /// big-endian, and the number of the MTU. The peer may use another version of this crate: a
+    /// version with another layout would have another length.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..16].copy_from_slice(&self.port.gid);
@@ -105,7 +106,8 @@ impl RemoteMemory {
     /// Size of [`Self::to_bytes`].
     pub const BYTES: usize = 20;
 
-    /// The description as bytes: address, length and key, big-endian.
+    /// The description as bytes: address, length and key, big-endian. As for
+    /// [`RcAddress::to_bytes`], the peer may use another version.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.address.to_be_bytes());

@@ -61,6 +61,11 @@
 //!   ([`Capabilities::write_combining`]), the others are refused and this one works;
 //!   [`doorbell::choose`] decides so at run time.
 //!
+//! Give each thread a completion queue for its queue pairs. If one thread polls for others, it
+//! sends each [`Completion`] (`Copy`) to the thread that has the queue pair [`Completion::qpn`],
+//! which calls [`SendQueue::reap`] or [`SendQueue::fail`], and [`RcQueuePair::drain_with`] instead
+//! of [`RcQueuePair::drain`].
+//!
 //! # Recovering from an error
 //!
 //! A WQE that fails moves its queue pair to error. It completes with
@@ -75,11 +80,14 @@
 //! 2. Call [`RcQueuePair::drain`], which polls until all posted WQEs are complete. Now
 //!    [`SendQueue::is_executed`] tells for each WQE whether the peer has executed it, and
 //!    [`SendQueue::is_done`] is `true` for all of them. What the peer executed of the first that
-//!    failed and of those after it is unknown.
+//!    failed and of those after it is unknown. Their buffers are free: the device has completed
+//!    the WQEs, and a queue pair in error takes no responses.
 //! 3. Call [`RcQueuePair::reset`] on *both* sides, exchange the new
 //!    [addresses](RcQueuePair::address), and call [`RcQueuePair::connect`] again on both. Until
 //!    then, the queue has no room for posts. The indices of WQEs start again at 0, so keep none
-//!    across a reset.
+//!    across a reset. The reset also discards the receive WQEs, whether or not their
+//!    [`CompletionKind::ReceiveError`] was polled: post them again before `connect`, and call no
+//!    [`ReceiveQueue::reap`] for completions of before the reset.
 //!
 //! `examples/recover.rs` does all of this.
 //!
@@ -132,7 +140,7 @@ pub use address::{AddressError, RcAddress, RemoteMemory};
 pub use context::{Context, ProtectionDomain, Uar};
 pub use dc::{Initiator, InitiatorConfig, Target, TargetConfig};
 pub use error::Error;
-pub use memory::{Buffer, MemoryRegion, OwnedBytes};
+pub use memory::{Buffer, MemoryConfig, MemoryRegion, OwnedBytes, Window};
 pub use notifier::Notifier;
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;

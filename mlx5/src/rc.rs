@@ -380,6 +380,22 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         &mut self,
         completions: &mut CompletionQueue,
         timeout: Duration,
+        each: impl FnMut(&Completion),
+    ) -> Result<(), Error> {
+        self.drain_with(timeout, || completions.poll().map(Polled::completion), each)
+    }
+
+    /// As [`drain`](Self::drain), with completions that `next` returns: for a queue pair whose
+    /// completion queue another thread polls. That thread sends the queue pair's completions to the
+    /// thread of this call ([`Completion::qpn`]), for example through a channel. `next` returns
+    /// `None` if there is none yet, and may wait for one for a short time.
+    ///
+    /// # Errors
+    /// As [`drain`](Self::drain).
+    pub fn drain_with(
+        &mut self,
+        timeout: Duration,
+        mut next: impl FnMut() -> Option<Completion>,
         mut each: impl FnMut(&Completion),
     ) -> Result<(), Error> {
         if !self.send.is_open() {
@@ -397,7 +413,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
                             (those that were polled before need a call of SendQueue::reap or fail)";
                 return Err(Error::TimedOut { what, waited: timeout });
             }
-            if let Some(completion) = completions.poll().map(Polled::completion) {
+            if let Some(completion) = next() {
                 let counter = completion.wqe_counter;
                 let is_ours = completion.qpn == self.number;
                 let is_send = match completion.kind {

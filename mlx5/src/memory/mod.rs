@@ -64,10 +64,13 @@ impl MemoryConfig {
         self.at(0)
     }
 
-    /// The kernel need not keep the pages in memory: the device requests them when it accesses
-    /// them (on-demand paging), where the device [can](crate::Capabilities::on_demand). Only so may
-    /// the device write to a file's mapping whose pages the kernel writes back. The software HCA
-    /// keeps no pages in memory in any case.
+    /// The kernel pins no pages: the device requests them when it accesses them (on-demand paging).
+    /// Only so may the device write to a file's mapping whose pages the kernel writes back. The
+    /// software HCA pins no pages in any case.
+    ///
+    /// Where [`Capabilities::on_demand`](crate::Capabilities::on_demand) is not set, registration
+    /// is refused. DEVX sets it for devices whose page faults name the memory. For others, open the
+    /// device with [`SetupWay::InitObj`](crate::setup::SetupWay::InitObj).
     pub fn on_demand(mut self) -> Self {
         self.on_demand = true;
         self
@@ -130,6 +133,22 @@ fn check_rights(access: Access) -> Result<(), Error> {
     Ok(())
 }
 
+/// The error for memory on demand where the device cannot use it.
+fn no_paging(backend: &Backend) -> Error {
+    let reason = match backend {
+        Backend::Commands(_) => {
+            "page faults of queues that DEVX creates are not resumed (mem_page_fault is 0): set \
+             the device up by init_obj, or register the memory without on_demand"
+        }
+        #[cfg(feature = "verbs")]
+        Backend::InitObj(_) => {
+            "the device has no on-demand paging for reliable connections (rc_odp_caps of \
+             ibv_devinfo -v): register memory that the kernel can pin, without on_demand"
+        }
+    };
+    Error::Unsupported { what: "memory on demand", reason }
+}
+
 impl MemoryRegion {
     /// Registers `length` bytes at `start`.
     ///
@@ -168,11 +187,7 @@ impl MemoryRegion {
         check_rights(access)?;
         let context = domain.context();
         if config.on_demand && !context.capabilities().on_demand {
-            return Err(Error::Unsupported {
-                what: "memory on demand",
-                reason: "page faults of queues that DEVX creates are not resumed (mem_page_fault is 0): \
-                         set the device up by init_obj, or register the memory without on_demand",
-            });
+            return Err(no_paging(context.backend()));
         }
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {

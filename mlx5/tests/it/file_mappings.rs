@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
-use barewire_mlx5::memory::{MemoryConfig, OwnedBytes};
-use barewire_mlx5::{Access, Buffer, ProtectionDomain, setup};
+use barewire_mlx5::memory::OwnedBytes;
+use barewire_mlx5::{Access, Buffer, MemoryConfig, ProtectionDomain, setup};
 
 use crate::machine;
 

@@ -32,6 +32,8 @@ mod recording;
 mod replay;
 mod requirements;
 #[cfg(feature = "soft")]
+mod shared_completions;
+#[cfg(feature = "soft")]
 mod striding;
 mod tags;
 mod windows;

@@ -1,4 +1,4 @@
-//! Queue pairs that are reset and connected again while packets of the old connection are under
+//! Queue pairs that are reset, moved to error or dropped while packets of their connection are under
 //! way.
 
 use barewire_mlx5::channel::soft::Soft;
@@ -101,4 +101,85 @@ fn late_packets_of_the_connection_before_a_reset_write_nothing() {
     assert_eq!(found, (2000..).take(WRITES).collect::<Vec<_>>());
     // Those of the first connection have arrived: their delay was over before that of the second.
     assert!(theirs.device.counters().packets_received >= 2 * WRITES as u64);
+}
+
+/// Half of a write of two packets has arrived when the target's owner gives up its queue pair.
+#[test]
+fn a_peer_writes_nothing_after_its_queue_pair_is_reset_failed_or_dropped() {
+    let endings: [fn(RcQueuePair) -> Option<RcQueuePair>; 3] = [
+        |mut pair| pair.reset().map(|()| Some(pair)).unwrap(),
+        |mut pair| pair.to_error().map(|()| Some(pair)).unwrap(),
+        |pair| {
+            drop(pair);
+            None
+        },
+    ];
+    for end in endings {
+        let fabric = hca::Fabric::new();
+        let mut ours = Side::new(&fabric, "");
+        let mut theirs = Side::new(&fabric, "");
+        let length = 2 * ours.pair.address().mtu.bytes();
+        let source = Buffer::register(&ours.domain, vec![7; length], Access::empty()).unwrap();
+        let memory = Buffer::allocate(&theirs.domain, length, Access::all()).unwrap();
+        connect(&mut ours, &mut theirs);
+        let local = source.region().segment(0, length).unwrap();
+        let mut posted = Vec::new();
+        for _ in 0..WRITES {
+            let remote = memory.region().remote(0);
+            posted.push(ours.pair.send.write(local, remote, ControlFlags::COMPLETION).unwrap());
+        }
+        let mut passes = 0..PASSES;
+        while memory.load_u8(0).unwrap() != 7 {
+            passes.next().expect("the first write arrives");
+            ours.device.step();
+            theirs.device.step();
+        }
+        let Side { device, completions: _completions, pair, domain: _domain } = theirs;
+        let _pair = end(pair);
+        memory.write(0, &vec![0; length]).unwrap();
+        while !ours.reap() {
+            passes.next().expect("the writes fail");
+            ours.device.step();
+            device.step();
+        }
+        assert!(!ours.pair.send.is_executed(posted[WRITES - 1]));
+        let mut found = vec![1; length];
+        memory.read(0, &mut found).unwrap();
+        assert_eq!(found, vec![0; length]);
+    }
+}
+
+/// The responses to reads are under way when the reads are flushed.
+#[test]
+fn late_responses_do_not_write_to_the_buffers_of_flushed_reads() {
+    let fabric = hca::Fabric::new();
+    let mut ours = Side::new(&fabric, "");
+    let mut theirs = Side::new(&fabric, "delay=1,delay_us=20000,seed=3");
+    let sink = Buffer::allocate(&ours.domain, WRITES * 8, Access::LOCAL_WRITE).unwrap();
+    let memory = Buffer::register(&theirs.domain, vec![7; 8], Access::REMOTE_READ).unwrap();
+    connect(&mut ours, &mut theirs);
+    for slot in 0..WRITES {
+        let local = sink.region().segment(8 * slot, 8).unwrap();
+        ours.pair.send.read(local, memory.region().remote(0), ControlFlags::COMPLETION).unwrap();
+    }
+    let mut passes = 0..PASSES;
+    while theirs.device.counters().fault_delayed == 0 {
+        passes.next().expect("the responses are sent");
+        ours.device.step();
+        theirs.device.step();
+    }
+    let received = ours.device.counters().packets_received;
+    ours.pair.to_error().unwrap();
+    while !ours.reap() {
+        passes.next().expect("the reads are flushed");
+        ours.device.step();
+    }
+    while ours.device.counters().packets_received == received {
+        passes.next().expect("a response arrives");
+        ours.device.step();
+        theirs.device.step();
+    }
+    for slot in 0..WRITES {
+        assert_eq!(sink.load_u64(8 * slot).unwrap(), 0, "{slot}");
+    }
 }

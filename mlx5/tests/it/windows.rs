@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::cqe::Syndrome;
-use barewire_mlx5::memory::{ChangeError, Interleaved, MemoryConfig, View, Window};
+use barewire_mlx5::memory::{ChangeError, Interleaved, View};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
-    DataSegment, Error, PostError, ProtectionDomain, RcConfig, RcPath, RcQueuePair,
-    RemoteAddressSegment, Uar, hca,
+    DataSegment, Error, MemoryConfig, PostError, ProtectionDomain, RcConfig, RcPath, RcQueuePair,
+    RemoteAddressSegment, Uar, Window, hca,
 };
 
 /// What the device reports for an access that a key does not allow.
