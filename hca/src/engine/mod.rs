@@ -56,6 +56,8 @@ use crate::wire::{MAX_FRAME, PhysicalPort};
 
 /// Packets that one pass receives.
 const RECEIVE_BUDGET: u32 = 128;
+/// Passes in a row whose packets may postpone the timers: a flood of packets must not stop them.
+const POSTPONED: u32 = 16;
 /// Queue pairs that one pass serves.
 const TURNS: u32 = 8;
 /// Packets that one queue pair sends per turn, as requester and as responder each.
@@ -177,6 +179,8 @@ pub(crate) struct Engine {
     /// nanoseconds.
     slow_dma: u64,
     memory_busy: Option<u64>,
+    /// Passes in which timers waited for packets that have arrived.
+    postponed: u32,
     received: Vec<u8>,
     built: Vec<u8>,
 }
@@ -192,6 +196,7 @@ impl Engine {
             stopped: false,
             slow_dma: 0,
             memory_busy: None,
+            postponed: 0,
             received: Vec::with_capacity(MAX_FRAME),
             built: Vec::with_capacity(MAX_FRAME),
         }
@@ -203,10 +208,18 @@ impl Engine {
             port.wire.tick(context.now);
         }
         let mut busy = self.ring(context);
-        busy |= self.expire(context);
-        if self.memory_is_free(context.now) {
-            let before = context.counters.packets_received + context.counters.packets_sent;
-            busy |= self.receive(context);
+        let memory_is_free = self.memory_is_free(context.now);
+        let before = context.counters.packets_received + context.counters.packets_sent;
+        // Before the timers: if the thread was not run for some time, the responses that have
+        // arrived meanwhile are not late.
+        let taken = if memory_is_free { self.receive(context) } else { 0 };
+        busy |= taken > 0;
+        let may_have_more = taken >= self.budget(RECEIVE_BUDGET);
+        self.postponed = if may_have_more { self.postponed.wrapping_add(1) } else { 0 };
+        if self.postponed.is_multiple_of(POSTPONED) {
+            busy |= self.expire(context);
+        }
+        if memory_is_free {
             busy |= self.serve(context);
             let moved = context.counters.packets_received + context.counters.packets_sent - before;
             self.memory_busy =
@@ -341,8 +354,8 @@ impl Engine {
         uars.look(context, &mut |qp| mark_ready(ready, qp))
     }
 
-    /// Receives packets from the ports in turn.
-    fn receive(&mut self, context: &mut Context<'_>) -> bool {
+    /// Receives packets from the ports in turn. Returns their number.
+    fn receive(&mut self, context: &mut Context<'_>) -> u32 {
         let mut frame = std::mem::take(&mut self.received);
         let mut taken = 0;
         let budget = self.budget(RECEIVE_BUDGET);
@@ -361,7 +374,7 @@ impl Engine {
             }
         }
         self.received = frame;
-        taken > 0
+        taken
     }
 
     /// Runs expired timers.

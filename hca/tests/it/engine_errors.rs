@@ -77,6 +77,32 @@ fn a_peer_that_is_gone_exhausts_the_retries() {
     }
 }
 
+/// The requester does not run for some passes. Those before its timer expires are not counted, so
+/// each number is tried.
+#[test]
+fn a_response_that_has_arrived_is_not_late_if_the_requester_ran_late() {
+    for idle in 0..100 {
+        let mut pair = Pair::new(&Connection::default());
+        let target = pair.b.region(64);
+        let write = Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key);
+        pair.qa.post(&write.inline(b"data"));
+        for _ in 0..=idle {
+            pair.a.device.step();
+        }
+        if pair.a.device.counters().timeouts > 0 {
+            assert!(idle > 0);
+            return;
+        }
+        for _ in 0..8 {
+            pair.b.device.step();
+        }
+        pair.settle();
+        assert_eq!(syndromes(&pair.qa.send_cq.drain()), [None]);
+        assert_eq!(pair.a.device.counters().timeouts, 0, "after {idle} passes");
+    }
+    panic!("no timer has expired");
+}
+
 /// Posts a good write, `bad` and two more, and checks that they fail with `syndrome` after the good
 /// one. Returns the peer's receive completions.
 fn fails(pair: &mut Pair, bad: &Wqe, syndrome: Syndrome) -> Vec<Completion> {
