@@ -10,7 +10,7 @@ use barewire_mlx5::{
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, setup,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Writes once, and then to memory that is not registered. Returns which writes were executed, and
 /// whether the queue pair works again after a reset.
