@@ -210,6 +210,12 @@ impl Interface {
         transports!(each! &self.0, interface => interface.arm())
     }
 
+    /// Makes the next progress examine all connections, so that it notices peers whose process has
+    /// ended; otherwise `shm` and `tcp` do that every few hundred calls. Has no other effect.
+    pub fn examine(&self) {
+        transports!(each! &self.0, interface => interface.examine());
+    }
+
     /// Flushes every endpoint as [`FlushMode::Local`](crate::FlushMode::Local) does. The completion
     /// counts each endpoint that has something outstanding.
     ///

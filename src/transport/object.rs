@@ -170,6 +170,10 @@ pub trait Interface: Clone + Debug + Handled + 'static {
     /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
     fn arm(&self) -> Result<Armed, EventError>;
 
+    /// Makes the next progress examine all connections, so that it notices peers whose process has
+    /// ended; otherwise `shm` and `tcp` do that every few hundred calls. Has no other effect.
+    fn examine(&self);
+
     /// Waits for the operations of every endpoint.
     ///
     /// # Errors

@@ -62,6 +62,7 @@ const ACTIONS: [Action; 28] = [
     ("interface fence", |w| ignore(w.interface.fence())),
     ("interface counters", |w| ignore(w.interface.counters().posted)),
     ("interface arm", |w| ignore(w.interface.arm())),
+    ("interface examine", |w| w.interface.examine()),
     ("set handlers", |w| (0..4).for_each(|id| ignore(w.interface.set_handler(id, |_| ())))),
     ("hold the sender", |w| ignore(w.interface.hold_sender())),
     ("set error handler", |w| w.interface.set_error_handler(|_| ())),

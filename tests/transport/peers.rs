@@ -1,10 +1,11 @@
 //! Peers that have ended, are not ready, or are out of buffers.
 
 use barewire::error::Operation;
-use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, PostError, Worker};
+use barewire::{Access, Cause, Domain, FlushMode, Interface, InterfaceConfig, PostError, Worker};
 use barewire_hca as hca;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::support::{Pair, Side, Watch, connect, device, until, watch_errors};
+use crate::support::{Pair, Side, Watch, collect, connect, device, until, watch_errors};
 
 #[test]
 fn a_peer_that_is_gone_is_reported() {
@@ -35,6 +36,41 @@ fn a_peer_that_is_gone_is_reported() {
     assert!(causes[1..].iter().all(|cause| *cause == Cause::Flushed), "{causes:?}");
     // The pair's own endpoint continues.
     pair.flush(FlushMode::Remote);
+}
+
+/// A peer pays a system call for a message to an armed interface, and no other.
+#[test]
+fn an_interface_that_examines_its_connections_is_not_armed() {
+    let is_signalled = |interface: &Interface| {
+        let descriptor = interface.event_fd().unwrap().unwrap();
+        let mut signalled = [PollFd::new(&descriptor, PollFlags::IN)];
+        poll(&mut signalled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    let mut pair = Pair::over_shm(&InterfaceConfig::default());
+    let inbox = collect(&pair.server.interface, 1);
+    pair.post("the first", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
+    pair.until("the first", || inbox.borrow().len() == 1);
+    for _ in 0..2 {
+        pair.server.interface.examine();
+        pair.server_worker.progress();
+    }
+    pair.client.endpoint.am_short(1, 1, &[]).unwrap();
+    assert!(!is_signalled(&pair.server.interface));
+    pair.until("the second", || inbox.borrow().len() == 2);
+
+    // Over tcp, a post of this thread signals the descriptor of an armed interface only.
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let inbox = collect(&pair.server.interface, 1);
+    pair.connected();
+    pair.post("the first", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
+    pair.until("the first", || inbox.borrow().len() == 1);
+    while pair.worker.progress() > 0 {}
+    pair.client.interface.examine();
+    for header in 1..3 {
+        pair.client.endpoint.am_short(1, header, &[]).unwrap();
+    }
+    assert!(!is_signalled(&pair.client.interface));
+    pair.until("all", || inbox.borrow().len() == 3);
 }
 
 #[test]

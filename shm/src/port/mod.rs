@@ -128,6 +128,12 @@ impl Watcher {
         self.poll.call_attention();
     }
 
+    /// Makes the next progress of the port poll all sources and check the sockets, so that it
+    /// notices peers whose process has ended.
+    pub fn examine(&self) {
+        self.poll.request_socket_check();
+    }
+
     /// Requests that the next message make the descriptor (of this value and of the port) readable.
     /// Returns false if messages may have arrived already: call [`Port::progress`], then `arm`
     /// again. The next message after `arm` costs its sender one system call; otherwise senders pay

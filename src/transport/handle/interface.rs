@@ -109,6 +109,9 @@ pub(crate) trait InterfaceState: Sized + 'static {
 
     /// See [`transport::Interface::arm`]. The interface is open.
     fn arm(&self) -> Result<Armed, EventError>;
+
+    /// See [`transport::Interface::examine`]. Devices report the end of peers by completions.
+    fn examine(&self) {}
 }
 
 /// A handle to an open interface; cloning gives another handle to the same one.
@@ -196,6 +199,14 @@ impl<T: States> transport::Interface for Interface<T> {
             return Ok(Armed::Ready);
         }
         Ok(self.0.arm()?.and(Armed::until(core.next_keepalive())))
+    }
+
+    fn examine(&self) {
+        let core = self.0.core();
+        if core.keepalive.is_some() && core.is_keepalive_due() {
+            self.0.call_attention();
+        }
+        self.0.examine();
     }
 
     fn flush(&self, completion: Option<&Completion>) -> Post {

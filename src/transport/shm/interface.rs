@@ -181,6 +181,10 @@ impl InterfaceState for Shared {
             after(Instant::now(), if waiting || self.knocking.get() { ROOM } else { SLEEP });
         Ok(Armed::Until(self.watcher.wake_by().map_or(latest, |door| door.min(latest))))
     }
+
+    fn examine(&self) {
+        self.watcher.examine();
+    }
 }
 
 /// Returns where sockets are placed, from the environment.

@@ -173,6 +173,10 @@ impl InterfaceState for Shared {
         Ok(Some(self.poller.as_fd()))
     }
 
+    fn examine(&self) {
+        self.poller.examine();
+    }
+
     fn arm(&self) -> Result<Armed, EventError> {
         event::arm(self)
     }

@@ -77,8 +77,18 @@ pub(super) struct Poller<T> {
     streak: Cell<u32>,
     /// Made by the first [`Self::arm`].
     wakeup: OnceCell<OwnedFd>,
-    /// A thread may sleep until [`Self::wake`].
-    armed: Cell<bool>,
+    due: Cell<Due>,
+}
+
+/// Why the next progress polls all connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// It need not.
+    Nothing,
+    /// The caller asks for it.
+    Examine,
+    /// A thread may sleep until [`Poller::wake`].
+    Armed,
 }
 
 impl<T> Poller<T> {
@@ -89,7 +99,7 @@ impl<T> Poller<T> {
             last: Cell::new(Token::Listener),
             streak: Cell::new(0),
             wakeup: OnceCell::new(),
-            armed: Cell::new(false),
+            due: Cell::new(Due::Nothing),
         })
     }
 
@@ -225,30 +235,38 @@ impl<T> Poller<T> {
 
     /// A thread may sleep from now on.
     pub(super) fn arm(&self) {
-        self.armed.set(true);
+        self.due.set(Due::Armed);
     }
 
     /// Progress has something to do: wakes the thread that sleeps.
     #[inline]
     pub(super) fn wake(&self) {
-        if self.armed.get() {
+        if self.due.get() == Due::Armed {
             self.write_wakeup();
         }
     }
 
     #[cold]
     fn write_wakeup(&self) {
-        self.armed.set(false);
+        self.due.set(Due::Nothing);
         if let Some(wakeup) = self.wakeup.get() {
             // It only fails if it was written already.
             let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
         }
     }
 
-    /// Returns true if a thread may have slept, which it does no longer.
+    /// The next progress polls all connections.
+    pub(super) fn examine(&self) {
+        if self.due.get() == Due::Nothing {
+            self.due.set(Due::Examine);
+        }
+    }
+
+    /// Returns true if all connections must be polled: a thread may have slept, which it does no
+    /// longer, or the caller has asked for it.
     #[inline]
     pub(super) fn disarm(&self) -> bool {
-        self.armed.replace(false)
+        self.due.replace(Due::Nothing) != Due::Nothing
     }
 
     /// Resets the event descriptor.

@@ -95,7 +95,7 @@ impl Receiver {
         shared.take_news(&mut running);
         self.rounds += 1;
         if shared.poller.disarm() {
-            // Any connection may have woken the thread, or a deadline.
+            // Any connection may have woken the thread, or a deadline; or the caller has asked.
             self.rounds = DIRECT_POLLS;
             shared.round.set(shared.round.get().next_multiple_of(WATCH_ROUNDS));
         }

@@ -411,8 +411,7 @@ impl Node {
     #[cfg(feature = "bootstrap")]
     pub(crate) fn progress_with_connections(&mut self) -> usize {
         for one in &self.shared.interfaces {
-            // What has no descriptor examines its connections in each progress.
-            let _ = one.interface.arm();
+            one.interface.examine();
         }
         self.progress()
     }
