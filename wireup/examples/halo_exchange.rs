@@ -30,10 +30,17 @@ fn send(node: &mut Node, to: &Window, step: u64, row: &[f64]) -> Result<(), Repo
     Ok(node.post(|| to.endpoint.put_short(&step.to_ne_bytes(), flag, key))?)
 }
 
-fn receive(node: &mut Node, from: &Window, step: u64) -> Result<Vec<f64>, Report> {
+fn receive(
+    node: &mut Node,
+    all: &Collectives<'_>,
+    (from, rank): (&Window, u32),
+    step: u64,
+) -> Result<Vec<f64>, Report> {
     let (half, mut bytes) = (step as usize % 2, vec![0; ROW]);
     let flag = from.memory.word(FLAGS + 8 * half)?;
-    from.link.until(node, TIMEOUT, || flag.load(Acquire) == step)?;
+    let received = from.link.until(node, TIMEOUT, || flag.load(Acquire) == step);
+    // All ranks end with an error that names the rank that has failed first.
+    received.map_err(|error| all.report(node, rank, error))?;
     from.memory.read(half * ROW, &mut bytes)?;
     Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
 }
@@ -72,10 +79,8 @@ fn main() -> Result<(), Report> {
         send(&mut node, above, number, &mine[0])?;
         send(&mut node, below, number, &mine[ROWS - 1])?;
         let mut rows = Vec::new();
-        for (window, rank) in [(above, (rank + size - 1) % size), (below, (rank + 1) % size)] {
-            // All ranks end with an error that names the rank that has failed first.
-            let row = receive(&mut node, window, number);
-            rows.push(row.map_err(|_| all.report(&mut node, rank))?);
+        for from in [(above, (rank + size - 1) % size), (below, (rank + 1) % size)] {
+            rows.push(receive(&mut node, &all, from, number)?);
         }
         mine = step(&mine, &rows[0], &rows[1]);
         whole = step(&whole, &whole[whole.len() - 1], &whole[0]); // to compare with

@@ -11,6 +11,8 @@ use crate::node::{Idle, Node};
 use crate::peers::{Peers, TagLinkError};
 use crate::tag::{FULL_MASK, Mode, Request, TagError, TagLink, Tags};
 
+pub use notice::Failure;
+
 /// Bits of a tag: the context, the number of the call, and the rank that sends.
 const CONTEXT_SHIFT: u32 = 48;
 const CALL_SHIFT: u32 = 24;
@@ -55,12 +57,17 @@ pub enum CollectiveError {
         ours: usize,
     },
     /// The operation has failed on another rank.
-    #[error("rank {rank} has failed, according to rank {by}")]
+    #[error(
+        "rank {rank} {}, according to rank {by}",
+        if *.late { "has not taken part in time" } else { "has failed" }
+    )]
     Ended {
         /// The rank that died, or did not take part in time.
         rank: u32,
         /// The rank that says so.
         by: u32,
+        /// The rank did not take part in time, and may live.
+        late: bool,
     },
     /// A rank did not take part in time.
     #[error("rank {rank} has not taken part within {:.1} s", .waited.as_secs_f64())]
@@ -195,8 +202,9 @@ impl<'a> Collectives<'a> {
     /// # Errors
     /// [`CollectiveError`]
     pub fn barrier(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
+        let before = node.endings();
         let result = self.wait_for_all(node);
-        self.conclude(node, result)
+        self.conclude_of_all(node, before, result)
     }
 
     fn wait_for_all(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
@@ -268,8 +276,9 @@ impl<'a> Collectives<'a> {
         values: &mut [T],
         combine: impl Fn(T, T) -> T,
     ) -> Result<(), CollectiveError> {
+        let before = node.endings();
         let result = self.reduce(node, values, combine);
-        self.conclude(node, result)
+        self.conclude_of_all(node, before, result)
     }
 
     fn reduce<T: Element>(

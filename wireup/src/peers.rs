@@ -1,6 +1,6 @@
 //! The ranks of a parallel program as peers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -69,6 +69,8 @@ pub struct Peers {
     links: Rc<RefCell<HashMap<Uuid, Link>>>,
     /// Those that carry tagged messages, by rank.
     tag_links: RefCell<HashMap<u32, TagLink>>,
+    /// The last end of a link that is no sign of a dead rank.
+    tolerated: Cell<u64>,
 }
 
 impl Peers {
@@ -113,7 +115,8 @@ impl Peers {
             known.borrow_mut().entry(incoming.link.peer()).or_insert(incoming.link);
         });
         let tag_links = RefCell::default();
-        Ok(Self { rank: job.rank(), addresses, links, tag_links })
+        let tolerated = Cell::default();
+        Ok(Self { rank: job.rank(), addresses, links, tag_links, tolerated })
     }
 
     /// Returns the rank of this process.
@@ -201,10 +204,18 @@ impl Peers {
         connected.filter_map(|link| self.rank_of(link.peer())).collect()
     }
 
-    /// The rank whose link has failed first.
+    /// The first `endings` links of the node that ended are no sign of dead ranks.
+    pub(crate) fn tolerate(&self, endings: u64) {
+        self.tolerated.set(self.tolerated.get().max(endings));
+    }
+
+    /// The rank whose link has failed first, after those that are tolerated.
     pub(crate) fn failed(&self) -> Option<u32> {
         let links = self.links.borrow();
-        let failed = links.values().filter(|link| matches!(link.state(), crate::State::Failed(_)));
+        let failed = links.values().filter(|link| {
+            matches!(link.state(), crate::State::Failed(_))
+                && link.0.ending.get() > self.tolerated.get()
+        });
         let first = failed.min_by_key(|link| link.0.ending.get())?;
         self.rank_of(first.peer())
     }

@@ -1,25 +1,51 @@
 //! What ranks tell each other about an operation that has failed, so that all name the same rank: a
-//! message with the number of that rank, 4 bytes, least significant byte first.
+//! message with the number of that rank, 4 bytes, least significant byte first, and one byte that is
+//! 1 if the rank is late and may live.
 
 use std::time::{Duration, Instant};
 
 use barewire::{Cause, FlushMode, PostError, Posted};
 
 use super::{CollectiveError, Collectives, NOTICE};
-use crate::link::Link;
+use crate::link::{Link, LinkError, LinkWaitError};
 use crate::node::{Idle, Node};
 use crate::tag::{Buffer, FULL_MASK, Mode, Request, TagError};
 
 /// How long a rank tries to tell others.
 const NOTIFY: Duration = Duration::from_millis(200);
+/// Bytes of a notice.
+const NOTICE_BYTES: usize = 5;
+
+/// What a rank did outside of an operation, for [`Collectives::report`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// Its link has failed or is closed.
+    Died(Cause),
+    /// It has not responded within this time, and may live.
+    Late(Duration),
+}
+
+impl From<LinkWaitError> for Failure {
+    fn from(error: LinkWaitError) -> Self {
+        match error {
+            LinkWaitError::TimedOut { waited, .. } => Self::Late(waited),
+            LinkWaitError::Failed(LinkError::Lane { error, .. }) => Self::Died(error.cause),
+            LinkWaitError::Failed(_) | LinkWaitError::Closed { .. } => {
+                Self::Died(Cause::Disconnected)
+            }
+        }
+    }
+}
 
 impl Collectives<'_> {
     /// Ends all operations because `rank` has failed outside of them, for example in
-    /// [`Link::until`]. Tells the other ranks, as an operation that fails does, and returns its
-    /// error, which names the rank that has failed first: `rank`, or the one on whose account
-    /// `rank` has ended.
+    /// [`Link::until`], whose error says how. Tells the other ranks, as an operation that fails
+    /// does, and returns its error, which names the rank that has failed first: `rank`, or the one
+    /// on whose account `rank` has ended.
     ///
-    /// A rank that has not responded in time counts as one that has failed.
+    /// A rank that was too slow ends the operations, too, but no rank says that it has died:
+    /// [`CollectiveError::TimedOut`] here, and [`CollectiveError::Ended`] with `late` on the others.
     ///
     /// This reaches the ranks with which this one has exchanged messages of operations: call
     /// [`barrier`](Self::barrier) once at the start.
@@ -36,13 +62,23 @@ impl Collectives<'_> {
     /// ) -> Result<(), CollectiveError> {
     ///     let flag = from.memory.word(0)?;
     ///     let received = from.link.until(node, Duration::from_secs(30), || flag.load(Acquire) == 1);
-    ///     received.map_err(|_| all.report(node, rank))
+    ///     received.map_err(|error| all.report(node, rank, error))
     /// }
     /// ```
     #[must_use = "the error names the rank that has failed"]
-    pub fn report(&self, node: &mut Node, rank: u32) -> CollectiveError {
-        let source = TagError::LinkFailed(Cause::Disconnected);
-        self.explain(node, CollectiveError::Message { rank, source })
+    pub fn report(
+        &self,
+        node: &mut Node,
+        rank: u32,
+        failure: impl Into<Failure>,
+    ) -> CollectiveError {
+        let error = match failure.into() {
+            Failure::Died(cause) => {
+                CollectiveError::Message { rank, source: TagError::LinkFailed(cause) }
+            }
+            Failure::Late(waited) => CollectiveError::TimedOut { rank, waited },
+        };
+        self.explain(node, error)
     }
 
     /// Explains the error of an operation.
@@ -52,6 +88,22 @@ impl Collectives<'_> {
         result: Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         result.map_err(|error| self.explain(node, error))
+    }
+
+    /// As [`Self::conclude`], for an operation that succeeds only if all ranks take part in it.
+    /// `before` is how many links of the node had ended when it began.
+    pub(super) fn conclude_of_all(
+        &self,
+        node: &mut Node,
+        before: u64,
+        result: Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        if result.is_ok() {
+            // The ranks of links that had failed have taken part afterwards: they live, and explain
+            // no later failure.
+            self.peers.tolerate(before);
+        }
+        self.conclude(node, result)
     }
 
     /// Finds out which rank has failed first, and tells the ranks with links to this one.
@@ -67,21 +119,22 @@ impl Collectives<'_> {
             && let Some(rank) = self.peers.failed().filter(|rank| *rank != by)
         {
             // A rank that ends may do so because of another, whose link has failed before.
-            error = Ended { rank, by };
+            error = Ended { rank, by, late: false };
         }
-        if let Link { rank, .. }
-        | Message { rank, .. }
-        | TimedOut { rank, .. }
-        | Ended { rank, .. } = error
-        {
-            self.notify(node, rank);
+        match error {
+            Link { rank, .. } | Message { rank, .. } => self.notify(node, rank, false),
+            TimedOut { rank, .. } => self.notify(node, rank, true),
+            Ended { rank, late, .. } => self.notify(node, rank, late),
+            _ => {}
         }
         error
     }
 
-    /// Tells the ranks with links to this one that a rank has failed.
-    fn notify(&self, node: &mut Node, failed: u32) {
+    /// Tells the ranks with links to this one that a rank has failed, or is late.
+    fn notify(&self, node: &mut Node, failed: u32, late: bool) {
         let tag = self.tag(NOTICE, 0);
+        let mut notice = [u8::from(late); NOTICE_BYTES];
+        notice[..4].copy_from_slice(&failed.to_le_bytes());
         // Also those that only the other rank has opened so far.
         for rank in self.peers.linked() {
             let _ = self.link(node, rank);
@@ -93,7 +146,7 @@ impl Collectives<'_> {
             });
         let sent: Vec<_> = links
             .filter_map(|(rank, link)| {
-                let request = self.tags.send(&link, tag, &failed.to_le_bytes(), Mode::Auto);
+                let request = self.tags.send(&link, tag, &notice, Mode::Auto);
                 Some((request, self.peers.link(node, rank).ok()?))
             })
             .collect();
@@ -118,14 +171,15 @@ impl Collectives<'_> {
             let found = self.tags.probe(self.tag(NOTICE, 0), FULL_MASK)?;
             let from = found.envelope().link;
             let by = self.peers.tag_links().into_iter().find(|(_, link)| link.key() == from);
-            let buffer = Buffer::new(size_of::<u32>()).ok()?;
+            let buffer = Buffer::new(NOTICE_BYTES).ok()?;
             // It is as short as a message that has arrived whole, or is none.
             let received = found.receive(&buffer).poll();
-            let rank = buffer.to_vec().try_into().map(u32::from_le_bytes);
-            if let (Some((by, _)), Some(Ok(_)), Ok(rank)) = (by, received, rank)
+            if let (Some((by, _)), Some(Ok(_))) = (by, received)
+                && let [a, b, c, d, late] = buffer.to_vec()[..]
+                && let rank = u32::from_le_bytes([a, b, c, d])
                 && rank < self.peers.size()
             {
-                return Some(CollectiveError::Ended { rank, by });
+                return Some(CollectiveError::Ended { rank, by, late: late != 0 });
             }
         }
     }

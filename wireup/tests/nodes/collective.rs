@@ -5,9 +5,10 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use barewire::Access;
 use barewire_wireup::collective::{CollectiveError, Collectives};
 use barewire_wireup::tag::{FULL_MASK, Limits, Mode, Tags};
-use barewire_wireup::{Node, Peers};
+use barewire_wireup::{Kind, Node, Peers, State};
 
 use crate::support::{DEADLINE, jobs, jobs_that_end};
 
@@ -180,8 +181,8 @@ fn a_failure_that_is_noticed_outside_of_an_operation_is_reported_to_all() {
             0 => Some(all.allreduce(node, &mut [1_u32], |a, b| a + b).unwrap_err()),
             3 => None,
             _ => {
-                next.until(node, DEADLINE, || false).unwrap_err();
-                Some(all.report(node, rank + 1))
+                let error = next.until(node, DEADLINE, || false).unwrap_err();
+                Some(all.report(node, rank + 1, error))
             }
         }
     });
@@ -191,6 +192,63 @@ fn a_failure_that_is_noticed_outside_of_an_operation_is_reported_to_all() {
             other => panic!("rank {rank}: {other}"),
         };
         assert_eq!(named, 3, "rank {rank}");
+    }
+}
+
+/// Rank 1 does not do what rank 0 waits for, and waits in an operation.
+#[test]
+fn a_rank_that_is_reported_as_late_is_not_called_dead() {
+    let errors = jobs(3, &["shm", "self"], |node, _, peers| {
+        let tags = Tags::over(node, Limits::default()).unwrap();
+        let mut all = Collectives::new(peers, &tags, 7).timeout(DEADLINE);
+        all.barrier(node).unwrap();
+        if peers.rank() > 0 {
+            return all.barrier(node).unwrap_err();
+        }
+        let next = peers.connect(node, 1, DEADLINE).unwrap();
+        let error = next.until(node, Duration::from_millis(50), || false).unwrap_err();
+        all.report(node, 1, error)
+    });
+    let CollectiveError::TimedOut { rank: 1, waited } = errors[0] else { panic!("{}", errors[0]) };
+    assert_eq!(waited, Duration::from_millis(50));
+    for error in &errors[1..] {
+        assert!(matches!(error, CollectiveError::Ended { rank: 1, late: true, .. }), "{error}");
+        assert!(error.to_string().starts_with("rank 1 has not taken part in time"), "{error}");
+    }
+}
+
+/// The link between ranks 0 and 3, which operations of 8 ranks do not use, fails; later rank 7
+/// ends.
+#[test]
+fn a_link_that_failed_before_a_successful_operation_explains_no_later_failure() {
+    let passed = AtomicU32::new(0);
+    let errors = jobs_that_end(8, &["tcp/lo"], |node, _, peers| {
+        let tags = Tags::over(node, Limits::default()).unwrap();
+        let mut all = Collectives::new(peers, &tags, 7).timeout(DEADLINE);
+        let rank = peers.rank();
+        all.barrier(node).unwrap();
+        if let 0 | 3 = rank {
+            let link = peers.connect(node, 3 - rank, DEADLINE).unwrap();
+            if rank == 0 {
+                // The peer does not know the key.
+                let memory = link.domain(Kind::Memory).unwrap().allocate(8, Access::all()).unwrap();
+                let key =
+                    link.domain(Kind::Memory).unwrap().unpack_key(&memory.pack_key()).unwrap();
+                node.post(|| link.put_short(&[1; 8], memory.address(), &key)).unwrap();
+            }
+            assert!(node.until(DEADLINE, || matches!(link.state(), State::Failed(_))));
+        }
+        all.barrier(node).unwrap();
+        passed.fetch_add(1, Ordering::SeqCst);
+        assert!(node.until(DEADLINE, || passed.load(Ordering::SeqCst) == 8));
+        (rank != 7).then(|| all.barrier(node).unwrap_err())
+    });
+    for (rank, error) in errors.into_iter().take(7).enumerate() {
+        let named = match error.unwrap() {
+            CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => rank,
+            other => panic!("rank {rank}: {other}"),
+        };
+        assert_eq!(named, 7, "rank {rank}");
     }
 }
 
