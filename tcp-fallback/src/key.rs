@@ -6,10 +6,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use hmac::{Hmac, KeyInit, Mac};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
+use ring::hmac::{self, HMAC_SHA256};
 use rustix::fs::OFlags;
-use sha2::Sha256;
 use thiserror::Error;
 use zeroize::{Zeroize, Zeroizing};
 
@@ -165,12 +164,13 @@ impl Key {
 
     /// A proof of the key: HMAC-SHA-256 over `label` and `parts` one after the other.
     pub(crate) fn prove(&self, label: &[u8], parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
-        self.mac(label, parts).finalize().into_bytes().into()
+        let tag = hmac::sign(&self.mac(), &joined(label, parts));
+        std::array::from_fn(|i| tag.as_ref().get(i).copied().unwrap_or_default())
     }
 
     /// Checks a proof in constant time.
     pub(crate) fn verify(&self, label: &[u8], parts: &[&[u8]], proof: &[u8]) -> bool {
-        self.mac(label, parts).verify_slice(proof).is_ok()
+        hmac::verify(&self.mac(), &joined(label, parts), proof).is_ok()
     }
 
     /// HKDF-Extract: a secret of this key and `salt`.
@@ -178,17 +178,14 @@ impl Key {
         Salt::new(HKDF_SHA256, salt).extract(&self.0)
     }
 
-    fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
-        // RFC 2104: a key shorter than the hash's block is filled up with zeros.
-        let mut block = Zeroizing::new([0; 64]);
-        block[..KEY_BYTES].copy_from_slice(&self.0);
-        let mut mac = Hmac::<Sha256>::new((&*block).into());
-        mac.update(label);
-        for part in parts {
-            mac.update(part);
-        }
-        mac
+    fn mac(&self) -> hmac::Key {
+        hmac::Key::new(HMAC_SHA256, &self.0)
     }
+}
+
+/// `label` and `parts` one after the other.
+fn joined(label: &[u8], parts: &[&[u8]]) -> Vec<u8> {
+    [&[label], parts].concat().concat()
 }
 
 /// Omits the key.

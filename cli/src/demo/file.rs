@@ -7,7 +7,7 @@ use crate::session::{Remote, Session};
 use crate::units;
 use barewire::{Completion, Memory, MemoryError};
 use indicatif::{ProgressBar, ProgressStyle};
-use sha2::{Digest, Sha256};
+use ring::digest::{Context, SHA256};
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek};
@@ -76,19 +76,19 @@ impl Source {
         let memory = session.allocate(length)?;
         let mut reader = &self.file;
         reader.rewind().map_err(|error| failed(&error))?;
-        let mut hash = Sha256::new();
+        let mut hash = Context::new(&SHA256);
         let mut buffer = vec![0; CHUNK.min(length)];
         let mut offset = 0;
         while offset < length {
             let piece = &mut buffer[..CHUNK.min(length - offset)];
             reader.read_exact(piece).map_err(|error| failed(&error))?;
-            hash.update(&*piece);
+            hash.update(piece);
             memory.write(offset, piece).map_err(|error| failed(&error))?;
             offset += piece.len();
             session.wait.breathe(DURING)?;
         }
         let remote = session.exchange(&memory, length)?;
-        Ok(Sent { memory, length, sha256: hash.finalize().to_vec(), remote })
+        Ok(Sent { memory, length, sha256: hash.finish().as_ref().to_vec(), remote })
     }
 }
 
@@ -215,7 +215,7 @@ impl Arrival {
     /// Reports the contents of the region to the peer, and clears it for the next test.
     pub(super) fn report(&self, session: &mut Session<'_>) -> Result<(), Error> {
         const DURING: &str = "the check";
-        let mut hash = Sha256::new();
+        let mut hash = Context::new(&SHA256);
         let mut buffer = vec![0; CHUNK.min(self.length)];
         let zeros = vec![0; buffer.len()];
         let mut offset = 0;
@@ -230,7 +230,7 @@ impl Arrival {
             offset += length;
             session.wait.breathe(DURING)?;
         }
-        let sha256 = Hex(hash.finalize().to_vec());
+        let sha256 = Hex(hash.finish().as_ref().to_vec());
         session.wait.send(&Message::Arrived { bytes: self.length as u64, sha256 }, DURING)
     }
 

@@ -32,7 +32,7 @@ use std::str::FromStr;
 
 use barewire::TransportId;
 use barewire::address::{DeviceAddress, InterfaceAddress};
-use sha2::{Digest, Sha256};
+use ring::digest::{Context, SHA256};
 use thiserror::Error;
 
 pub use summary::{Abilities, Summary};
@@ -246,11 +246,11 @@ impl WorkerAddress {
     fn certificate(&self) -> Uuid {
         let mut uuid = self.uuid();
         let (salt, rest) = uuid.0.split_at_mut(SALT);
-        let hash = Sha256::new_with_prefix(b"barewire node")
-            .chain_update(&*salt)
-            .chain_update(self.0.get(HEADER - 1..).unwrap_or_default())
-            .finalize();
-        rest.copy_from_slice(&hash[..rest.len()]);
+        let mut hash = Context::new(&SHA256);
+        for part in [b"barewire node", &*salt, self.0.get(HEADER - 1..).unwrap_or_default()] {
+            hash.update(part);
+        }
+        rest.copy_from_slice(&hash.finish().as_ref()[..rest.len()]);
         uuid
     }
 
