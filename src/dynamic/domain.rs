@@ -114,6 +114,8 @@ impl Domain {
     /// [`Flags::DEVICE_MEMORY`]; [`MemoryError::Empty`]; [`MemoryError::OnDevice`] if the device
     /// has none or not enough left, or refused to register it.
     pub fn allocate_on_device(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        #[cfg(not(feature = "mlx5"))]
+        let _ = (len, access);
         match &self.0 {
             #[cfg(feature = "mlx5")]
             Kind::RcMlx5(domain) => domain

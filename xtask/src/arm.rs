@@ -39,6 +39,8 @@ pub(crate) const RUNS: [&[&str]; 2] = [
     &[
         "-p",
         "barewire",
+        "--features",
+        "soft",
         "--lib",
         "--test",
         "conformance",

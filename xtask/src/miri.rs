@@ -69,6 +69,7 @@ const DRIVER: &[&str] = &[
 const REQUESTS: &[&str] = &[
     "-p",
     "barewire",
+    "--features=soft",
     "--lib",
     "--",
     "atomic::",

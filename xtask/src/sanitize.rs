@@ -129,6 +129,7 @@ fn run_suite(
     let test = ["test", "--no-run", "-p", package, "--test", suite, "--target", target];
     let build = Invocation::new(cargo, words)
         .with(&test)
+        .with(&["--features", "soft"])
         .with(sanitizer.build)
         .environment("RUSTC_BOOTSTRAP", "1")
         .environment("RUSTFLAGS", sanitizer.flags)

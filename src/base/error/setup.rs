@@ -9,6 +9,14 @@ use crate::base::address::TransportId;
 /// An error of a lower layer, kept as the source of an error of this crate.
 pub(crate) type Source = Box<dyn std::error::Error + Send + Sync>;
 
+/// The features that a transport needs, after the words "the feature".
+fn features(transport: TransportId) -> &'static str {
+    match transport.feature() {
+        Some("mlx5") => "soft for the software HCA, or the features mlx5 and verbs for an adapter",
+        name => name.unwrap_or("of no name"),
+    }
+}
+
 /// Why a domain, an interface or an endpoint could not be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -16,7 +24,7 @@ pub enum OpenError {
     /// The transport is not compiled into this build.
     #[error(
         "{transport} is not compiled in: it needs the feature {}, and this build has {known}",
-        .transport.feature().unwrap_or("of no name")
+        features(*.transport)
     )]
     NotBuilt {
         /// The requested transport.
@@ -347,4 +355,20 @@ pub enum HandlerError {
         "no tags are matched in the device: open rc_mlx5 with tag_matching, or match in software"
     )]
     NoTags,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transport_over_mlx5_that_is_not_built_names_the_features_of_both_devices() {
+        let error =
+            OpenError::NotBuilt { transport: TransportId::RcMlx5, known: "self".to_owned() };
+        assert_eq!(
+            error.to_string(),
+            "rc_mlx5 is not compiled in: it needs the feature soft for the software HCA, or the \
+             features mlx5 and verbs for an adapter, and this build has self"
+        );
+    }
 }
