@@ -41,7 +41,7 @@ fn ignore<T>(_result: T) {}
 type Action = (&'static str, fn(&World));
 
 /// The actions of a callback. The last one is `panic`.
-const ACTIONS: [Action; 28] = [
+const ACTIONS: [Action; 29] = [
     ("nothing", |_| ()),
     ("am_short", |w| w.with(|e| ignore(e.am_short(2, 0, b"12345678")))),
     ("am_bcopy", |w| w.with(|e| ignore(e.am_bcopy(2, fill)))),
