@@ -129,7 +129,7 @@ impl CompletionRecord {
     /// |---|---|
     /// | -16, `UCS_ERR_CANCELED` | [`Canceled`](Cause::Canceled), [`Flushed`](Cause::Flushed) |
     /// | -23, `UCS_ERR_REJECTED` | [`Unauthenticated`](Cause::Unauthenticated) |
-    /// | -25, `UCS_ERR_CONNECTION_RESET` | [`Disconnected`](Cause::Disconnected) |
+    /// | -25, `UCS_ERR_CONNECTION_RESET` | [`Disconnected`](Cause::Disconnected), [`RemoteAccess`](Cause::RemoteAccess), [`RemoteOperation`](Cause::RemoteOperation) |
     /// | -80, `UCS_ERR_ENDPOINT_TIMEOUT` | [`PeerUnreachable`](Cause::PeerUnreachable), [`ReceiverNotReady`](Cause::ReceiverNotReady) |
     /// | -3, `UCS_ERR_IO_ERROR` | every other |
     pub fn status(&self) -> i8 {
@@ -178,7 +178,8 @@ fn code(cause: Cause) -> i8 {
     match cause {
         Cause::Canceled | Cause::Flushed => CANCELED,
         Cause::Unauthenticated => REJECTED,
-        Cause::Disconnected => CONNECTION_RESET,
+        // UCX's own transports report these two so, too.
+        Cause::Disconnected | Cause::RemoteAccess | Cause::RemoteOperation => CONNECTION_RESET,
         Cause::PeerUnreachable | Cause::ReceiverNotReady => ENDPOINT_TIMEOUT,
         _ => IO_ERROR,
     }
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!((record.pending(), record.status()), (0, ENDPOINT_TIMEOUT));
         record.reset();
         assert_eq!(completion.status(), Ok(()));
-        completion.begin().finish(Err(error(Cause::RemoteAccess)));
+        completion.begin().finish(Err(error(Cause::RemoteRequest)));
         assert_eq!(completion.status(), Err(error(Cause::Unknown)));
     }
 
@@ -284,6 +285,9 @@ mod tests {
     fn codes_lead_back_to_a_cause_with_the_same_code() {
         for known in [CANCELED, REJECTED, CONNECTION_RESET, ENDPOINT_TIMEOUT, IO_ERROR] {
             assert_eq!(code(cause(known)), known);
+        }
+        for of_ucx in [Cause::RemoteAccess, Cause::RemoteOperation] {
+            assert_eq!(code(of_ucx), CONNECTION_RESET);
         }
     }
 }

@@ -149,7 +149,7 @@ pub(crate) fn of_cause(cause: Cause) -> Status {
     match cause {
         Cause::Canceled | Cause::Flushed => CANCELED,
         Cause::Unauthenticated => REJECTED,
-        Cause::Disconnected => CONNECTION_RESET,
+        Cause::Disconnected | Cause::RemoteAccess | Cause::RemoteOperation => CONNECTION_RESET,
         Cause::PeerUnreachable | Cause::ReceiverNotReady => ENDPOINT_TIMEOUT,
         _ => IO_ERROR,
     }
@@ -167,6 +167,16 @@ mod tests {
         assert_eq!(of_packed(Ok(7)), 7);
         assert_eq!(of_packed(Err(PostError::UnknownHandlerId(32))), -5);
         assert_eq!(of_packed(Err(PostError::OutOfRange)), -7);
+    }
+
+    /// Those of UCX's own transports, which programs expect when a peer ends.
+    #[test]
+    fn failures_have_a_status_each() {
+        assert_eq!(of_cause(Cause::RemoteOperation), CONNECTION_RESET);
+        assert_eq!(of_cause(Cause::RemoteAccess), CONNECTION_RESET);
+        assert_eq!(of_cause(Cause::PeerUnreachable), ENDPOINT_TIMEOUT);
+        assert_eq!(of_cause(Cause::Flushed), CANCELED);
+        assert_eq!(of_cause(Cause::RemoteRequest), IO_ERROR);
     }
 
     #[test]
