@@ -95,9 +95,8 @@ impl CompletionQueue {
     /// let (mut completions, notifier) =
     ///     CompletionQueue::create_with_notifier(&context, &uar, 1024)?;
     /// let notifier = notifier.ok_or("no descriptor")?;
-    /// // Arm, check that the queue is empty, and only then sleep on the descriptor.
-    /// notifier.arm(&mut completions);
-    /// if completions.is_empty() {
+    /// // Arm, and only sleep on the descriptor if the queue is empty then.
+    /// if notifier.arm(&mut completions) {
     ///     let _sleep_on = notifier.as_fd();
     /// }
     /// # }

@@ -55,9 +55,12 @@ impl Notifier {
     }
 
     /// Requests an event (PRM: CQ doorbell, arm) and discards events of earlier requests. The next
-    /// completion that has not been polled from `queue`, the queue of this notifier, makes the
-    /// descriptor readable, even if the completion has already arrived.
-    pub fn arm(&self, queue: &mut CompletionQueue) {
+    /// completion of `queue`, the queue of this notifier, then makes the descriptor readable.
+    ///
+    /// Returns whether the queue is empty. If not, the caller polls instead of waiting: a device
+    /// sends one event for a completion, which may be one that is discarded here.
+    #[must_use = "a queue that is not empty may have no further event"]
+    pub fn arm(&self, queue: &mut CompletionQueue) -> bool {
         if self.events.take() {
             self.sequence.set(self.sequence.get().wrapping_add(1) & 3);
         }
@@ -75,6 +78,7 @@ impl Notifier {
         // holds the queue.
         unsafe { store::word(self.doorbell, word) };
         barrier::flush_write_combining();
+        queue.is_empty()
     }
 }
 

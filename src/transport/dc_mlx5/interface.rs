@@ -435,8 +435,9 @@ impl InterfaceState for Shared {
         if unsettled || self.unwound.get() || !completions.is_empty() {
             return Ok(Armed::Ready);
         }
-        // If a completion arrived in the meantime, arming makes the descriptor readable, too.
-        notifier.arm(completions);
+        if !notifier.arm(completions) {
+            return Ok(Armed::Ready);
+        }
         // The failure of the device does not make the descriptor readable.
         Ok(Armed::Until(after(Instant::now(), ATTENTION)))
     }

@@ -344,9 +344,8 @@ impl ud::Driver for UdMlx5 {
         if !queue.completions.is_empty() {
             return Ok(Armed::Ready);
         }
-        // If a completion arrived in the meantime, arming makes the descriptor readable, too.
-        notifier.arm(&mut queue.completions);
-        Ok(Armed::Indefinitely)
+        let is_empty = notifier.arm(&mut queue.completions);
+        Ok(if is_empty { Armed::Indefinitely } else { Armed::Ready })
     }
 
     fn unanswered(domain: &Domain, tried: &str) -> String {

@@ -311,8 +311,9 @@ impl rc::Driver for XrcMlx5 {
         {
             return Ok(Armed::Ready);
         }
-        // If a completion arrived in the meantime, arming makes the descriptor readable, too.
-        notifier.arm(completions);
+        if !notifier.arm(completions) {
+            return Ok(Armed::Ready);
+        }
         // The failure of the device does not make the descriptor readable.
         Ok(Armed::Until(after(Instant::now(), ATTENTION)))
     }
