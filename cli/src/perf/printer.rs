@@ -220,7 +220,8 @@ impl<'a> Printer<'a> {
                     return Ok(());
                 }
                 let mut name = job.names.join("/");
-                if !self.series {
+                // Scripts read the line as that of ucx_perftest.
+                if !self.series && output::terminal().is_some() {
                     let Job { choice, plan, .. } = job;
                     let (test, size) = (plan.test.name(), plan.size());
                     let _ = write!(name, ": {test} of {size} bytes over {}", choice.transport);

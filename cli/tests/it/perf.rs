@@ -141,7 +141,7 @@ fn a_batch_file_over_several_transports() {
     server.end(PATIENCE).succeeded();
     let table = run(&["perf", "-b", file.path(), "-n", "20"]);
     table.succeeded();
-    assert!(table.stdout.contains("+two: get of 8 bytes over shm-"), "{}", table.stdout);
+    assert!(table.stdout.contains("+two---"), "{}", table.stdout);
     std::fs::write(file.path(), "one -x shm\ntwo -t none\n").unwrap();
     let ended = run(&["perf", "-b", file.path()]);
     assert!(ended.failed().contains("line 2"), "{ended:#?}");
@@ -266,7 +266,11 @@ fn rows_are_printed_when_they_are_finished() {
         let first = lines.next().unwrap();
         assert!(first.starts_with(row), "{first}");
         assert!(child.try_wait().unwrap().is_none(), "the first row came with the last");
-        let widest = lines.map(|line| line.chars().count()).max();
+        // What is doubtful depends on the machine, and is one line for scripts.
+        let widest = lines
+            .filter(|line| !line.starts_with("doubtful"))
+            .map(|line| line.chars().count())
+            .max();
         assert!(widest <= Some(100), "{widest:?}");
         assert!(child.wait().unwrap().success());
     }

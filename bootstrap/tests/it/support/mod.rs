@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -105,7 +106,11 @@ pub(crate) fn open_mpi() -> Option<impl Fn(u32) -> Command> {
 pub(crate) struct Slurm {
     path: PathBuf,
     daemons: Vec<Child>,
+    /// The daemons of a host end those that were started before.
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Slurm {
     /// `None` if it cannot run here, with the reason on standard error.
@@ -119,11 +124,12 @@ impl Slurm {
             not_run("only root can start Slurm's daemons");
             return None;
         }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = std::env::temp_dir().join(format!("barewire-slurm-{}", std::process::id()));
         for part in ["state", "spool"] {
             fs::create_dir_all(path.join(part)).unwrap();
         }
-        let mut this = Self { path, daemons: Vec::new() };
+        let mut this = Self { path, daemons: Vec::new(), _alone: alone };
         fs::write(this.path.join("slurm.conf"), this.configuration()).unwrap();
         this.daemon("slurmctld");
         this.daemon("slurmd");
