@@ -180,11 +180,16 @@ fn prepare(folder: &Path, commands: &str) -> std::io::Result<PathBuf> {
 /// succeeded, and waits until a server is there.
 fn typed(commands: &str) -> String {
     let mut script = String::from("servers=()\ntrap 'kill ${servers[@]} 2>/dev/null' EXIT\n");
-    let mut command = String::new();
+    let (mut command, mut end_of_input) = (String::new(), None);
     for line in commands.lines().filter(|line| !line.trim().is_empty()) {
         command += line;
         command.push('\n');
-        if line.ends_with('\\') {
+        if end_of_input.is_none() {
+            end_of_input = line.split_once("<<").map(|(_, word)| word.replace('\'', ""));
+        } else if end_of_input.as_deref() == Some(line) {
+            end_of_input = None;
+        }
+        if line.ends_with('\\') || end_of_input.is_some() {
             continue;
         }
         let code = line.split(" #").next().unwrap_or_default().trim_end();
@@ -247,6 +252,12 @@ mod tests {
     fn commands_run_in_order_in_an_empty_home() {
         let commands = "a=1\n\n[ -z \"$(ls)\" ]    # empty\necho $a \\\n  2 > ~/b\ncat b\n";
         assert_eq!(run(commands), Outcome::Printed("1 2\n".to_owned()));
+    }
+
+    #[test]
+    fn input_of_a_command_is_not_taken_for_commands() {
+        let commands = "sh <<'END'\nfalse &\necho one\nEND\necho two\n";
+        assert_eq!(run(commands), Outcome::Printed("one\ntwo\n".to_owned()));
     }
 
     #[test]
