@@ -278,13 +278,16 @@ pub(super) fn rtr2rts(
     )
 }
 
-/// PRM: 2ERR_QP, from any state.
+/// PRM: 2ERR_QP, from any state. A message that was posted before, such as a last one before a
+/// disconnection, is sent before it is flushed.
 pub(super) fn to_err(
     engine: &mut Engine,
     device: &mut Context<'_>,
     input: View<'_, ToErrQpIn>,
 ) -> Outcome {
-    go(engine, device, input.get(ToErrQpIn::QPN), QpState::Err)
+    let qpn = input.get(ToErrQpIn::QPN);
+    engine.send_rest(device, qpn);
+    go(engine, device, qpn, QpState::Err)
 }
 
 /// PRM: 2RST_QP, from any state. Posted WQEs are dropped without a completion.

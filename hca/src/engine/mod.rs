@@ -63,7 +63,7 @@ const TURNS: u32 = 8;
 /// Packets that one queue pair sends per turn, as requester and as responder each.
 const TURN_PACKETS: u32 = 32;
 
-/// Datagrams that a queue pair sends at most while it is destroyed.
+/// Packets that a queue pair sends at most in a command that ends it.
 const LAST_PACKETS: u32 = 256;
 
 /// Queue pairs in error that one pass flushes.
@@ -315,7 +315,9 @@ impl Engine {
 
     /// Handles the destruction of queue pair `qpn`.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
-        self.send_rest(context, qpn);
+        if context.objects.qps.get(qpn).is_some_and(|qp| qp.service == ServiceType::Ud) {
+            self.send_rest(context, qpn);
+        }
         if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
             if matches!(qp.state, QpState::Rtr | QpState::Rts) {
                 responder::acknowledge_owed(qp, &mut port);
@@ -330,15 +332,16 @@ impl Engine {
         context.flush();
     }
 
-    /// Sends datagrams that were posted before the command that destroys their queue pair. An
-    /// adapter has sent them by then, and programs such as mckey do not wait for completions; this
-    /// device's thread may have had no CPU since.
-    fn send_rest(&mut self, context: &mut Context<'_>, qpn: u32) {
+    /// Sends what was posted to queue pair `qpn` before the command that moves it out of RTS or
+    /// destroys it. An adapter has sent that by then, and programs such as mckey do not wait for
+    /// completions; this device's thread may have had no CPU since.
+    pub(crate) fn send_rest(&mut self, context: &mut Context<'_>, qpn: u32) {
         if self.stopped {
             return;
         }
-        let is_datagram = |qp: &&Qp| qp.service == ServiceType::Ud && qp.state == QpState::Rts;
-        let Some(qp) = context.objects.qps.get(qpn).filter(is_datagram) else { return };
+        let Some(qp) = context.objects.qps.get(qpn).filter(|qp| qp.state == QpState::Rts) else {
+            return;
+        };
         self.uars.scan(qp.uar);
         self.ring(context);
         let tally = Tally::begin(context, qpn);

@@ -368,6 +368,30 @@ fn a_command_to_error_flushes_everything_once() {
     assert!(syndromes(&received) == [FLUSHED; 2] && received.iter().map(|one| one.index).eq(0..2));
 }
 
+/// As an adapter, which has sent the messages long before it executes the command. They are as many
+/// packets as the requester sends without an acknowledgment.
+#[test]
+fn messages_posted_before_a_command_to_error_arrive() {
+    const MESSAGES: usize = 8;
+    let mut pair = Pair::new(&Connection::default());
+    let (source, target) = (pair.a.region(1000), pair.b.region(1000 * MESSAGES));
+    let data = pattern(1000, 3);
+    source.memory.write(0, &data);
+    for at in 0..MESSAGES {
+        pair.qb.post_receive(&[(target.address() + 1000 * at as u64, 1000, target.key)]);
+        pair.qa.post(&Wqe::new(Opcode::Send).data(source.address(), 1000, source.key));
+    }
+    // The requester's device runs no pass in between.
+    pair.qa.to_error();
+    pair.settle();
+    assert_eq!(syndromes(&pair.qb.receive_cq.drain()), [None; MESSAGES]);
+    for at in 0..MESSAGES {
+        assert_eq!(target.memory.read(1000 * at, 1000), data, "message {at}");
+    }
+    // The acknowledgments come too late.
+    assert_eq!(syndromes(&pair.qa.send_cq.drain()), [FLUSHED; MESSAGES]);
+}
+
 #[test]
 fn a_message_that_had_begun_gives_its_receive_back() {
     let mut pair = Pair::new(&Connection::default());

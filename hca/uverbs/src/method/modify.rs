@@ -52,12 +52,6 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
         return Err(Errno::UNSUPPORTED);
     }
     let adapter = &context.adapter;
-    if request.attr_mask & bit::STATE != 0 && request.qp_state == state::ERROR {
-        // An adapter has sent what was posted before, long before it executes a command. Here, the
-        // device's thread may not have run since: programs of librdmacm that send a last message
-        // and disconnect would lose it.
-        adapter.device.drive();
-    }
     let mut guard = context.state();
     let qp = &mut **guard.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
     request.attr_mask = qp.kind.meant(request.attr_mask);
