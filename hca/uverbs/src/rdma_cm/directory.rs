@@ -6,13 +6,14 @@
 //! socket, by which programs of the same user find the address of its device.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr as SocketAddress};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use barewire_layouts::roce::UDP_PORT;
+use socket2::{Domain, Socket, Type};
 
 use super::state::{PS_TCP, PS_UDP};
 use crate::private::Private;
@@ -150,6 +151,25 @@ fn ask(service: u64, place: u16) -> Option<Found> {
     Found::read(&text)
 }
 
+/// Opens a socket at the address where a device would have its own. It receives nothing that matters:
+/// it is closed at once.
+fn probe(address: IpAddr) -> Result<Socket> {
+    let to = SocketAddress::new(address, UDP_PORT);
+    let probe = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
+    // Beside the probes of other programs. Devices do not share their addresses.
+    probe.set_reuse_address(true)?;
+    probe.bind(&to.into())?;
+    Ok(probe)
+}
+
+/// Returns whether a device has the address, or another machine.
+fn is_devices(address: IpAddr) -> bool {
+    let error = probe(address).err().and_then(|error| error.raw_os_error());
+    // The last is for link-local addresses, whose interface is not known here. Other errors, such as
+    // a lack of descriptors, say nothing about the address.
+    matches!(error, Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EINVAL))
+}
+
 /// Returns the address of the device that is reached by `destination`. An address of this machine
 /// without a device is that of the first listener to the service, if there is one, or of a process
 /// that may listen to the service in a moment: it has just listened to it, or listens to the same
@@ -157,8 +177,7 @@ fn ask(service: u64, place: u16) -> Option<Found> {
 pub(super) fn find(service: u64, destination: IpAddr) -> Option<IpAddr> {
     let destination =
         if destination.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { destination };
-    // Fails if a device has the address, or another machine.
-    if UdpSocket::bind((destination, UDP_PORT)).is_err() {
+    if is_devices(destination) {
         return Some(destination);
     }
     let mut later = None;
@@ -211,6 +230,21 @@ mod tests {
             }
             found.join().unwrap()
         })
+    }
+
+    #[test]
+    fn a_device_has_its_address_and_a_search_does_not() {
+        let here = IpAddr::from([127, 66, 255, 254]);
+        let others = [probe(here).unwrap(), probe(here).unwrap()];
+        assert!(!is_devices(here));
+        drop(others);
+        // As a device opens its own.
+        let device = std::net::UdpSocket::bind((here, UDP_PORT)).unwrap();
+        assert!(is_devices(here));
+        drop(device);
+        assert!(!is_devices(here));
+        assert!(is_devices([203, 0, 113, 1].into()), "an address of another machine");
+        assert!(is_devices("fe80::1".parse().unwrap()), "a link-local address");
     }
 
     #[test]
