@@ -64,12 +64,33 @@ fn place(descriptor: RawFd) -> Option<&'static AtomicU32> {
     INODES.get(usize::try_from(descriptor).ok()?)
 }
 
-/// Returns the lower bits of an open file's inode, of which a socket has no others, or 0.
+/// Returns the lower bits of a socket's inode, which has no others, or 0 for other files.
 fn inode(descriptor: RawFd) -> u32 {
     // SAFETY: a structure of integers may be zero.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is live, and that of the kernel on 64-bit machines. The raw call is not
     // interposed.
     let result = unsafe { libc::syscall(libc::SYS_fstat, descriptor, &raw mut status) };
-    if result == 0 { status.st_ino as u32 } else { 0 }
+    let is_socket = result == 0 && status.st_mode & libc::S_IFMT == libc::S_IFSOCK;
+    if is_socket { status.st_ino as u32 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// A program may have another file at the descriptor of a socket, and the numbers of its inodes
+    /// are those of another file system.
+    #[test]
+    fn only_sockets_are_recognized() {
+        let (socket, other) = UnixStream::pair().unwrap();
+        let inodes = [socket.as_raw_fd(), other.as_raw_fd()].map(inode);
+        assert!(inodes[0] != inodes[1] && !inodes.contains(&0));
+        let file = File::open("/proc/self/exe").unwrap();
+        assert_eq!(inode(file.as_raw_fd()), 0);
+        assert_eq!(inode(-1), 0);
+    }
 }
