@@ -74,7 +74,7 @@ impl Adapter {
     /// Explains a restriction of this machine that makes device `number` slower.
     pub(crate) fn explain_wake(&self, number: usize) {
         if let DoorbellWake::Polling(why) = self.device.doorbell_wake() {
-            explain::tell(format_args!(
+            explain::tell_now(&format!(
                 "mlx5_{number} polls for doorbells, which is slower ({why}): containers and \
                  sandboxes may forbid it"
             ));

@@ -47,13 +47,13 @@ pub(crate) fn tell(refusal: fmt::Arguments<'_>) {
     }
 }
 
-/// Prints that a connection was refused, and why, unless standard error is a pipe that has no room:
-/// the thread that serves all connections must not wait for the pipe's reader.
-pub(crate) fn tell_now(refusal: &str) {
+/// Prints a line, unless standard error is a pipe that has no room: threads that others wait for,
+/// such as the one that serves all connections, must not wait for the pipe's reader.
+pub(crate) fn tell_now(line: &str) {
     let mut polled = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
     // SAFETY: the structure is live.
     if unsafe { libc::poll(&raw mut polled, 1, 0) } == 1 && polled.revents & libc::POLLOUT != 0 {
-        tell(format_args!("{refusal}"));
+        tell(format_args!("{line}"));
     }
 }
 
