@@ -66,6 +66,8 @@ pub(crate) struct Manager {
     state: Mutex<State>,
     /// All devices, once a program has used an address.
     devices: Mutex<Vec<Device>>,
+    /// Held while the devices are opened.
+    opening: Mutex<()>,
     /// The names of listeners, by their service.
     names: Mutex<BTreeMap<u64, Private<UnixListener>>>,
     /// Streams to the processes of peers.
@@ -92,6 +94,7 @@ impl Manager {
         Ok(Self {
             state: Mutex::new(State::new()),
             devices: Mutex::default(),
+            opening: Mutex::default(),
             names: Mutex::default(),
             life: Life::default(),
             wake,
@@ -146,8 +149,8 @@ impl Manager {
 
     /// Opens all devices: a listener at any address is reached by each of them.
     fn open_devices(&self) -> Result<(), Errno> {
-        let mut devices = lock(&self.devices);
-        if !devices.is_empty() {
+        let opening = lock(&self.opening);
+        if !lock(&self.devices).is_empty() {
             return Ok(());
         }
         let (mut opened, mut ports) = (Vec::new(), Vec::new());
@@ -176,9 +179,10 @@ impl Manager {
             opened.push(Device { adapter, management });
         }
         self.life.show(ports.iter().map(|port| port.address));
-        *devices = opened;
-        drop(devices);
+        // Another call that finds the devices finds their ports, too.
         lock(&self.state).ports = ports;
+        *lock(&self.devices) = opened;
+        drop(opening);
         self.wake.set();
         Ok(())
     }
