@@ -201,17 +201,19 @@ impl State {
         peer: Address,
         fill: impl FnOnce(&mut super::abi::EventResponse),
     ) {
-        let Some(entry) = self.ids.get_mut(&listener) else { return };
-        let Some(backlog) = entry.listening.as_mut().filter(|backlog| backlog.room > 0) else {
+        let Some(entry) = self.ids.get(&listener) else { return };
+        if entry.listening.is_none_or(|backlog| backlog.room == 0) {
             return;
-        };
-        backlog.room -= 1;
+        }
         let Some(local) = entry.source else { return };
         let local = self.ports.get(link.port).map_or(local, |port| local.with_ip(port.address));
         let number = self.unused_number();
         let Ok(child) = self.child(listener, (link.port, number), (local, peer)) else {
             return;
         };
+        if let Some(backlog) = self.ids.get_mut(&listener).and_then(|it| it.listening.as_mut()) {
+            backlog.room -= 1;
+        }
         link.id = Some(child);
         self.links.insert(number, link);
         self.tell(listener, EventType::ConnectRequest, 0, |response| {

@@ -198,6 +198,8 @@ pub(super) struct State {
     next_channel: u64,
 }
 
+    /// How many identifiers there may be.
+    pub(super) most_ids: usize,
 /// Returns a random number.
 pub(super) fn random() -> u64 {
     // `RandomState` has a random seed.
@@ -220,6 +222,7 @@ impl State {
             next_link: random() as u32,
             next_channel: 0,
         }
+            most_ids: MOST_IDS,
     }
 
     /// Adds an open file.
@@ -274,7 +277,7 @@ impl State {
     }
 
     fn insert(&mut self, id: Id) -> Result<u32, Errno> {
-        if self.ids.len() >= MOST_IDS {
+        if self.ids.len() >= self.most_ids {
             return Err(Errno::NO_MEMORY);
         }
         while self.ids.contains_key(&self.next_id) {

@@ -384,6 +384,21 @@ fn a_full_backlog_drops_requests_until_some_are_read() {
 }
 
 #[test]
+fn a_request_that_is_dropped_takes_no_room_of_the_backlog() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 1);
+    a.connect(TCP, b.address);
+    // There is no room for another identifier.
+    let most = std::mem::replace(&mut b.state.most_ids, b.state.ids.len());
+    settle(&mut a, &mut b);
+    assert!(b.state.links.is_empty() && b.try_event().is_none());
+    b.state.most_ids = most;
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::ConnectRequest);
+}
+
+#[test]
 fn a_listener_that_comes_back_gets_the_requests_of_the_meantime() {
     let (mut a, mut b) = pair();
     let listener = b.listener(TCP, 0);
