@@ -460,7 +460,8 @@ impl State {
     /// Resolves the route: every device reaches the others.
     pub(super) fn resolve_route(&mut self, channel: u64, id: u32) -> Result<(), Errno> {
         let entry = self.id(channel, id)?;
-        if entry.destination.is_none() || entry.port.is_none() {
+        let is_resolved = entry.destination.is_some() && entry.port.is_some();
+        if !is_resolved || entry.routed || entry.link.is_some() || entry.listening.is_some() {
             return Err(Errno::INVALID);
         }
         entry.routed = true;

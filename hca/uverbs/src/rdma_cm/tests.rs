@@ -399,6 +399,21 @@ fn a_request_that_is_dropped_takes_no_room_of_the_backlog() {
 }
 
 #[test]
+fn a_route_is_resolved_once() {
+    let (mut a, mut b) = pair();
+    let resolve = |side: &mut Side, id| side.state.resolve_route(side.channel, id);
+    let listener = b.listener(TCP, 0);
+    assert_eq!(resolve(&mut b, listener), Err(Errno::INVALID));
+    // With a route, and later with a connection.
+    let id = a.connect(TCP, b.address);
+    assert_eq!(resolve(&mut a, id), Err(Errno::INVALID));
+    settle(&mut a, &mut b);
+    let child = b.event().1.id;
+    assert_eq!(resolve(&mut b, child), Err(Errno::INVALID));
+    assert!(a.try_event().is_none() && b.try_event().is_none());
+}
+
+#[test]
 fn a_listener_that_comes_back_gets_the_requests_of_the_meantime() {
     let (mut a, mut b) = pair();
     let listener = b.listener(TCP, 0);
