@@ -11,7 +11,7 @@ use super::abi::{
     Notify, Query, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, option,
 };
 use super::address::{self, Address};
-use super::{Channel, directory};
+use super::{Channel, directory, options};
 use crate::errno::Errno;
 use crate::explain::explained;
 use crate::{process, user_memory};
@@ -264,29 +264,14 @@ impl Channel {
             return Err(Errno(libc::ENOSYS));
         }
         let mut value = [0; 4];
-        let width = match request.optname {
-            option::TOS | option::ACK_TIMEOUT => 1,
-            option::REUSEADDR | option::AFONLY => 4,
-            _ => return Err(Errno(libc::ENOSYS)),
-        };
+        let width = options::width(request.optname)?;
         if request.optlen as usize != width {
             return Err(Errno::INVALID);
         }
         // SAFETY: a program that writes this command passes the address of the option's value. The
         // kernel checks the address.
         unsafe { user_memory::read(request.optval, &mut value[..width]) }?;
-        let (byte, set) = (value[0], value != [0; 4]);
-        self.with(|state, _| {
-            let id = state.id(self.number, request.id)?;
-            match request.optname {
-                option::TOS => id.traffic_class = byte,
-                option::ACK_TIMEOUT if byte > 31 => return Err(Errno::INVALID),
-                option::ACK_TIMEOUT => id.ack_timeout = Some(byte),
-                option::REUSEADDR => id.reuse = set,
-                _ => id.only_family = set,
-            }
-            Ok(())
-        })
+        self.with(|state, _| state.id(self.number, request.id)?.set_option(request.optname, value))
     }
 
     fn migrate(&self, arguments: &Arguments<'_>) -> Result<(), Errno> {

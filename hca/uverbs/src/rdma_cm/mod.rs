@@ -17,6 +17,7 @@ mod life;
 mod link;
 mod message;
 mod multicast;
+mod options;
 mod query;
 mod receive;
 mod signal;

@@ -164,6 +164,11 @@ impl Id {
         self.qp_type == QPT_UD
     }
 
+    /// Returns whether its queue pair waits for acknowledgments.
+    pub(super) fn has_timeout(&self) -> bool {
+        matches!(self.qp_type, QPT_RC | QPT_XRC_INI)
+    }
+
     /// Returns its transport service.
     pub(super) fn transport(&self) -> Option<Transport> {
         match self.qp_type {
