@@ -198,13 +198,13 @@ pub(super) struct State {
     opening: BTreeMap<u16, Instant>,
     /// Lines for the user, which are printed without the lock of this state.
     pub(super) explanations: Vec<String>,
+    /// How many identifiers there may be.
+    pub(super) most_ids: usize,
     next_id: u32,
     next_link: u32,
     next_channel: u64,
 }
 
-    /// How many identifiers there may be.
-    pub(super) most_ids: usize,
 /// Returns a random number.
 pub(super) fn random() -> u64 {
     // `RandomState` has a random seed.
@@ -222,12 +222,12 @@ impl State {
             outbox: Vec::new(),
             opening: BTreeMap::new(),
             explanations: Vec::new(),
+            most_ids: MOST_IDS,
             next_id: 0,
             // Peers distinguish connections of consecutive processes by it.
             next_link: random() as u32,
             next_channel: 0,
         }
-            most_ids: MOST_IDS,
     }
 
     /// Adds an open file.
@@ -348,7 +348,7 @@ impl State {
         if entry.source.is_some() {
             return Err(Errno::INVALID);
         }
-        let (own_space, reuse) = (entry.space, entry.reuse);
+        let (own_space, reuse, only_family) = (entry.space, entry.reuse, entry.only_family);
         let ip = address.ip();
         let (port, only) = if ip.is_unspecified() {
             (None, None)
@@ -363,13 +363,23 @@ impl State {
             return Err(Errno(libc::EADDRNOTAVAIL));
         };
         let space = address.space(own_space)?;
-        let taken = |number: u16| {
+        // As linux cma.c, `cma_check_port`.
+        let conflict = |number: u16| {
             let service = u64::from(space) << 16 | u64::from(number);
-            self.ids.values().any(|other| {
-                let same = other.bound && other.service() == Some(service);
-                let overlaps = only.is_none() || other.only.is_none() || only == other.only;
+            self.ids.values().find_map(|other| {
+                let theirs = other.source.filter(|_| other.bound)?.ip();
+                let alike = same_family(ip, theirs);
                 let shared = reuse && other.reuse && other.listening.is_none();
-                same && overlaps && !shared
+                let apart = only_family && other.only_family && !alike;
+                if other.service() != Some(service) || shared || apart {
+                    return None;
+                }
+                if ip.is_unspecified() || theirs.is_unspecified() {
+                    return Some(Errno(libc::EADDRNOTAVAIL));
+                }
+                // Requests do not tell which of two addresses without a device they are for.
+                let mixed = only.is_none() && other.only.is_none() && alike;
+                (ip == theirs || mixed).then_some(Errno(libc::EADDRINUSE))
             })
         };
         let number = match address.port() {
@@ -378,11 +388,10 @@ impl State {
                 let start = random() as u32 % span;
                 let mut all = (0..span)
                     .map(|step| EPHEMERAL.0 + ((start + step) % span) as u16)
-                    .filter(|&number| !taken(number));
+                    .filter(|&number| conflict(number).is_none());
                 all.next().ok_or(Errno(libc::EADDRNOTAVAIL))?
             }
-            number if taken(number) => return Err(Errno(libc::EADDRINUSE)),
-            number => number,
+            number => conflict(number).map_or(Ok(number), Err)?,
         };
         let entry = self.id(channel, id)?;
         entry.source = Some(address.with_port(space, number));
@@ -498,8 +507,11 @@ impl State {
             id.service() == Some(service) && id.only.is_none_or(|only| only == address) && family
         };
         let mut found: Vec<(&u32, &Id)> = self.ids.iter().filter(|(_, id)| takes(id)).collect();
-        // One that is bound to the address comes first.
-        found.sort_by_key(|(_, id)| id.only.is_none());
+        // One that is bound to the address comes first, and then one to another of its family.
+        found.sort_by_key(|(_, id)| {
+            let alike = id.source.is_some_and(|source| same_family(source.ip(), address));
+            (id.only.is_none(), !alike)
+        });
         found.first().map(|(id, _)| **id)
     }
 

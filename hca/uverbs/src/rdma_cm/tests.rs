@@ -544,10 +544,12 @@ fn an_address_and_port_are_bound_once() {
         a.state.bind(a.channel, id, address, false)
     };
     assert_eq!(bind(&mut a, any), Ok(()));
-    assert_eq!(bind(&mut a, any), Err(Errno(libc::EADDRINUSE)));
+    assert_eq!(bind(&mut a, any), Err(Errno(libc::EADDRNOTAVAIL)));
     let own = a.address;
-    assert_eq!(bind(&mut a, own), Err(Errno(libc::EADDRINUSE)));
-    assert_eq!(bind(&mut a, SocketAddr::new(own.ip(), 1)), Ok(()));
+    assert_eq!(bind(&mut a, own), Err(Errno(libc::EADDRNOTAVAIL)));
+    let other_port = SocketAddr::new(own.ip(), 1);
+    assert_eq!(bind(&mut a, other_port), Ok(()));
+    assert_eq!(bind(&mut a, other_port), Err(Errno(libc::EADDRINUSE)));
     let strange = SocketAddr::from(([203, 0, 113, 1], 0));
     assert_eq!(bind(&mut a, strange), Err(Errno(libc::EADDRNOTAVAIL)));
     let datagrams = a.create(UDP);
@@ -558,6 +560,59 @@ fn an_address_and_port_are_bound_once() {
     a.state.resolve_address(a.channel, id, (None, true), far).unwrap();
     let (kind, event) = a.event();
     assert_eq!((kind, event.status), (EventType::AddressError, -libc::ENODEV));
+}
+
+#[test]
+fn two_families_share_a_port_if_each_keeps_to_its_own() {
+    let any = [SocketAddr::from(([0; 4], PORT)), SocketAddr::from(([0; 8], PORT))];
+    for (first, second) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (mut a, mut b) = pair();
+        // A port of the other family, too.
+        let v6 = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9));
+        b.state.ports.push(Port { address: v6, number: 2, ..b.state.ports[0] });
+        let ids = [b.create(TCP), b.create(TCP)];
+        let mut results = Vec::new();
+        for (at, only) in [first, second].into_iter().enumerate() {
+            b.state.id(b.channel, ids[at]).unwrap().only_family = only;
+            results.push(b.state.bind(b.channel, ids[at], any[at], true));
+        }
+        let want = if first && second { Ok(()) } else { Err(Errno(libc::EADDRNOTAVAIL)) };
+        assert_eq!(results, [Ok(()), want]);
+        if want.is_err() {
+            continue;
+        }
+        for id in ids {
+            b.state.listen(b.channel, id, 0).unwrap();
+        }
+        let service = b.state.ids[&ids[0]].service().unwrap();
+        assert_eq!([0, 1].map(|port| b.state.listener(service, port)), ids.map(Some));
+        a.connect(TCP, b.address);
+        settle(&mut a, &mut b);
+        assert_eq!(b.event().0, EventType::ConnectRequest);
+    }
+}
+
+#[test]
+fn two_addresses_share_a_port_if_requests_tell_them_apart() {
+    let (mut a, _) = pair();
+    let second = IpAddr::from([127, 9, 0, 99]);
+    a.state.ports.push(Port { address: second, number: 2, ..a.state.ports[0] });
+    let bind = |a: &mut Side, ip: IpAddr| {
+        let id = a.create(TCP);
+        let result = a.state.bind(a.channel, id, SocketAddr::new(ip, PORT), true);
+        result.and_then(|()| a.state.listen(a.channel, id, 0)).map(|()| id)
+    };
+    let own = a.address.ip();
+    let first = bind(&mut a, own).unwrap();
+    assert_eq!(bind(&mut a, own), Err(Errno(libc::EADDRINUSE)));
+    // An address of the machine that no device has: each device without a listener of its own is
+    // reached by it.
+    let machine = bind(&mut a, [192, 0, 2, 1].into()).unwrap();
+    assert_eq!(bind(&mut a, [192, 0, 2, 2].into()), Err(Errno(libc::EADDRINUSE)));
+    let service = a.state.ids[&first].service().unwrap();
+    assert_eq!([0, 1].map(|port| a.state.listener(service, port)), [Some(first), Some(machine)]);
+    let other = bind(&mut a, second).unwrap();
+    assert_eq!([0, 1].map(|port| a.state.listener(service, port)), [Some(first), Some(other)]);
 }
 
 #[test]
