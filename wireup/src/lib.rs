@@ -15,6 +15,9 @@
 //!
 //! `plan` and `protocol` are pure: no socket, no clock and no endpoint, so that a run can be
 //! repeated.
+//!
+//! [Ranks](https://github.com/barewire/barewire/blob/main/docs/guide/ranks.md) explains programs of
+//! several ranks, from their launcher to a job of a thousand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -47,12 +50,13 @@ pub use shared::Shared;
 #[cfg(feature = "bootstrap")]
 pub use windows::{Neighbour, Window};
 
-/// Programs of several ranks, step by step.
-#[cfg(feature = "bootstrap")]
-#[doc = include_str!("../docs/ranks.md")]
-pub mod guide {}
-
 /// The README's examples are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The examples of the page on ranks are tests.
+#[cfg(feature = "bootstrap")]
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/ranks.md")]
+struct Ranks;
