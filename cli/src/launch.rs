@@ -24,14 +24,23 @@ use std::time::{Duration, Instant};
 
 /// Time for the other ranks to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time in which a rank that a signal has ended is found after others that failed because of that.
+/// Time in which a rank that has failed is found after others that failed because of that.
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two checks for ranks that have ended.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors that are needed beside the pipes of the ranks.
 const OTHER_DESCRIPTORS: u64 = 64;
-/// Variables of other launchers, which would mislead the ranks.
-const OTHERS: [&str; 5] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"];
+/// Variables of other launchers and jobs, which would mislead the ranks. With one of the last two,
+/// rank 0 listens at another port than that of the socket which it inherits.
+const OTHERS: [&str; 7] = [
+    "PMI_FD",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_NAMESPACE",
+    "PMIX_RANK",
+    "BAREWIRE_BOOTSTRAP_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+];
 
 /// Running ranks. Dropping the value ends them.
 struct Ranks(Vec<Option<Child>>);
@@ -151,19 +160,31 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::from(code))
 }
 
-/// The ranks that have ended since the last call, those that a signal has ended first: others fail
-/// because of them, and the kernel may report these earlier.
+/// Signals by which no rank ends because of another: a rank that notices the end of another exits,
+/// or ends by SIGABRT, SIGPIPE or SIGTERM.
+const OWN_SIGNALS: [libc::c_int; 5] =
+    [libc::SIGKILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
+
+/// Whether the rank has not ended because of another.
+fn is_own_end(status: ExitStatus) -> bool {
+    status.signal().is_some_and(|signal| OWN_SIGNALS.contains(&signal))
+}
+
+/// The ranks that have ended since the last call, those that have not ended because of another
+/// first: the kernel may report the others earlier.
 fn ended(ranks: &mut Ranks) -> Vec<(usize, ExitStatus)> {
     let mut ended = ranks.ended();
-    if ended.iter().any(|(_, status)| status.code().is_some_and(|code| code != 0)) {
+    if ended.iter().any(|(_, status)| !status.success()) {
         let start = Instant::now();
-        while start.elapsed() < SETTLE && ended.iter().all(|(_, status)| status.signal().is_none())
+        while start.elapsed() < SETTLE
+            && !ranks.is_empty()
+            && !ended.iter().any(|(_, status)| is_own_end(*status))
         {
             thread::sleep(PAUSE);
             ended.extend(ranks.ended());
         }
     }
-    ended.sort_by_key(|(_, status)| status.signal().is_none());
+    ended.sort_by_key(|(_, status)| !is_own_end(*status));
     ended
 }
 

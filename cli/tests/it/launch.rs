@@ -28,9 +28,20 @@ fn ranks_find_each_other() {
         "--exact",
         "launch::ranks_find_each_other",
     ];
-    let ended = support::start_with(&words, &[(ROLE, "rank")]).end(support::PATIENCE);
-    ended.succeeded();
-    assert_eq!(ended.stdout.matches("1 passed").count(), 4, "{ended:#?}");
+    // Rank 0 cannot listen at this port. Variables of a job that starts the launcher do not matter.
+    let taken = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let taken = (taken.local_addr().unwrap().port().to_string(), taken);
+    let outer =
+        [("BAREWIRE_BOOTSTRAP_PORT", taken.0.as_str()), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
+    for outer in [&[][..], &outer] {
+        let variables = [&[(ROLE, "rank")], outer].concat();
+        let ended = support::start_with(&words, &variables).end(support::PATIENCE);
+        ended.succeeded();
+        assert_eq!(ended.stdout.matches("1 passed").count(), 4, "{ended:#?}");
+    }
+    let script = "test -z \"$BAREWIRE_BOOTSTRAP_PORT$TORCHELASTIC_USE_AGENT_STORE\"";
+    let words = ["run", "-n", "2", "sh", "-c", script];
+    support::start_with(&words, &outer).end(support::PATIENCE).succeeded();
 }
 
 #[test]
@@ -97,6 +108,22 @@ fn the_code_is_that_of_a_killed_rank_and_not_of_those_that_fail_because_of_it() 
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(ended.status.code(), Some(128 + 9), "{ended:#?}");
     let line = "rank 1 was ended by signal 9; ending the others";
+    assert!(ended.stderr.contains(line), "{ended:#?}");
+}
+
+/// Rank 0 aborts because rank 1 has exited.
+#[test]
+fn a_rank_that_aborts_because_of_another_is_not_blamed() {
+    let folder = std::env::temp_dir().join(format!("barewire-aborted-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let script = "cd $0; ulimit -c 0; test $RANK = 0 || { echo $$ > new; mv new pid; exit 3; }; \
+                  until test -e pid; do sleep 0.01; done; \
+                  while kill -0 $(cat pid); do sleep 0.01; done; kill -ABRT $$";
+    let words = ["run", "-n", "2", "sh", "-c", script, folder.to_str().unwrap()];
+    let ended = support::run(&words);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(ended.status.code(), Some(3), "{ended:#?}");
+    let line = "rank 1 exited with code 3; ending the others";
     assert!(ended.stderr.contains(line), "{ended:#?}");
 }
 
