@@ -21,7 +21,7 @@ use thiserror::Error;
 /// Bytes of a [`Header`].
 pub const HEADER: usize = 24;
 /// The version of this layout, which both ends learn when a link is opened.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Lanes that a rendezvous can name.
 pub const MAX_LANES: usize = 8;
 /// Longest key of a lane, in bytes.
