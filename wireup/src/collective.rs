@@ -176,6 +176,9 @@ pub struct Collectives<'a> {
     timeout: Duration,
     /// Operations so far.
     calls: u64,
+    /// How many links of the node had ended when the last operation began that succeeds only if all
+    /// ranks take part.
+    before: u64,
 }
 
 impl<'a> Collectives<'a> {
@@ -183,7 +186,7 @@ impl<'a> Collectives<'a> {
     /// passes the same `context`.
     pub fn new(peers: &'a Peers, tags: &Tags, context: u16) -> Self {
         let (tags, timeout) = (tags.clone(), Duration::from_mins(1));
-        Self { peers, tags, context, timeout, calls: 0 }
+        Self { peers, tags, context, timeout, calls: 0, before: 0 }
     }
 
     /// Sets how long an operation waits for another rank; a minute otherwise.
@@ -202,9 +205,9 @@ impl<'a> Collectives<'a> {
     /// # Errors
     /// [`CollectiveError`]
     pub fn barrier(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
-        let before = node.endings();
+        let now = node.endings();
         let result = self.wait_for_all(node);
-        self.conclude_of_all(node, before, result)
+        self.conclude_of_all(node, now, result)
     }
 
     fn wait_for_all(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
@@ -276,9 +279,9 @@ impl<'a> Collectives<'a> {
         values: &mut [T],
         combine: impl Fn(T, T) -> T,
     ) -> Result<(), CollectiveError> {
-        let before = node.endings();
+        let now = node.endings();
         let result = self.reduce(node, values, combine);
-        self.conclude_of_all(node, before, result)
+        self.conclude_of_all(node, now, result)
     }
 
     fn reduce<T: Element>(

@@ -91,18 +91,20 @@ impl Collectives<'_> {
     }
 
     /// As [`Self::conclude`], for an operation that succeeds only if all ranks take part in it.
-    /// `before` is how many links of the node had ended when it began.
+    /// `now` is how many links of the node had ended when it began.
     pub(super) fn conclude_of_all(
-        &self,
+        &mut self,
         node: &mut Node,
-        before: u64,
+        now: u64,
         result: Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         if result.is_ok() {
-            // The ranks of links that had failed have taken part afterwards: they live, and explain
-            // no later failure.
-            self.peers.tolerate(before);
+            // A rank that takes part in this operation has lived after this rank began the one before.
+            // It may have sent what belongs to this operation, and ended, before this rank began it.
+            // So links that had failed before the earlier operation explain no later failure.
+            self.peers.tolerate(self.before);
         }
+        self.before = now;
         self.conclude(node, result)
     }
 

@@ -217,10 +217,45 @@ fn a_rank_that_is_reported_as_late_is_not_called_dead() {
     }
 }
 
+/// Rank 2 ends before rank 1 begins an operation, and rank 0 after it has sent its part.
+#[test]
+fn a_rank_that_ended_before_an_operation_that_still_succeeded_is_named() {
+    let is_done = AtomicU32::new(0);
+    let errors = jobs_that_end(3, &["shm", "self"], |node, _, peers| {
+        let tags = Tags::over(node, Limits::default()).unwrap();
+        let mut all = Collectives::new(peers, &tags, 7).timeout(DEADLINE);
+        all.barrier(node).unwrap();
+        match peers.rank() {
+            0 => {
+                // As rank 0 sends it in the second operation.
+                let link = peers.tag_link(node, &tags, 1).unwrap();
+                let part = tags.send(&link, 7 << 48 | 2 << 24, &[1; 4], Mode::Auto);
+                let is_done = || is_done.load(Ordering::SeqCst) == 1;
+                assert!(node.until(DEADLINE, || part.poll().is_some() && is_done()));
+                None
+            }
+            1 => {
+                let link = peers.link(node, 2).unwrap();
+                assert!(node.until(DEADLINE, || matches!(link.state(), State::Failed(_))));
+                all.allreduce(node, &mut [1_u32], |a, _| a).unwrap();
+                is_done.store(1, Ordering::SeqCst);
+                let error = all.barrier(node).unwrap_err();
+                Some(error)
+            }
+            _ => None,
+        }
+    });
+    let named = match errors[1].as_ref().unwrap() {
+        CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => *rank,
+        other => panic!("{other}"),
+    };
+    assert_eq!(named, 2, "{:?}", errors[1]);
+}
+
 /// The link between ranks 0 and 3, which operations of 8 ranks do not use, fails; later rank 7
 /// ends.
 #[test]
-fn a_link_that_failed_before_a_successful_operation_explains_no_later_failure() {
+fn a_link_that_failed_before_two_successful_operations_explains_no_later_failure() {
     let passed = AtomicU32::new(0);
     let errors = jobs_that_end(8, &["tcp/lo"], |node, _, peers| {
         let tags = Tags::over(node, Limits::default()).unwrap();
@@ -238,6 +273,7 @@ fn a_link_that_failed_before_a_successful_operation_explains_no_later_failure() 
             }
             assert!(node.until(DEADLINE, || matches!(link.state(), State::Failed(_))));
         }
+        all.barrier(node).unwrap();
         all.barrier(node).unwrap();
         passed.fetch_add(1, Ordering::SeqCst);
         assert!(node.until(DEADLINE, || passed.load(Ordering::SeqCst) == 8));
