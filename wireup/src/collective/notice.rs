@@ -22,14 +22,16 @@ const NOTICE_BYTES: usize = 5;
 pub enum Failure {
     /// Its link has failed or is closed.
     Died(Cause),
-    /// It has not responded within this time, and may live.
-    Late(Duration),
+    /// It has not responded within this time, or within [`Rules::deadline`](crate::Rules::deadline),
+    /// and may live.
+    Late(Option<Duration>),
 }
 
 impl From<LinkWaitError> for Failure {
     fn from(error: LinkWaitError) -> Self {
         match error {
-            LinkWaitError::TimedOut { waited, .. } => Self::Late(waited),
+            LinkWaitError::TimedOut { waited, .. } => Self::Late(Some(waited)),
+            LinkWaitError::Failed(error) if error.is_late() => Self::Late(None),
             LinkWaitError::Failed(LinkError::Lane { error, .. }) => Self::Died(error.cause),
             LinkWaitError::Failed(_) | LinkWaitError::Closed { .. } => {
                 Self::Died(Cause::Disconnected)
@@ -76,7 +78,10 @@ impl Collectives<'_> {
             Failure::Died(cause) => {
                 CollectiveError::Message { rank, source: TagError::LinkFailed(cause) }
             }
-            Failure::Late(waited) => CollectiveError::TimedOut { rank, waited },
+            Failure::Late(waited) => {
+                let waited = waited.unwrap_or_else(|| node.deadline());
+                CollectiveError::TimedOut { rank, waited }
+            }
         };
         self.explain(node, error)
     }
@@ -111,7 +116,7 @@ impl Collectives<'_> {
     /// Finds out which rank has failed first, and tells the ranks with links to this one.
     fn explain(&self, node: &mut Node, mut error: CollectiveError) -> CollectiveError {
         use CollectiveError::{Ended, Link, Message, TimedOut};
-        use TagError::{Closed, LinkFailed};
+        use TagError::{Closed, Late, LinkFailed};
         if matches!(error, Link { .. } | Message { .. } | TimedOut { .. })
             && let Some(notice) = self.notice()
         {
@@ -124,8 +129,11 @@ impl Collectives<'_> {
             error = Ended { rank, by, late: false };
         }
         match error {
-            Link { rank, .. } | Message { rank, .. } => self.notify(node, rank, false),
-            TimedOut { rank, .. } => self.notify(node, rank, true),
+            // A rank to which this one has no link may live.
+            Link { rank, .. } | Message { rank, source: Late } | TimedOut { rank, .. } => {
+                self.notify(node, rank, true);
+            }
+            Message { rank, .. } => self.notify(node, rank, false),
             Ended { rank, late, .. } => self.notify(node, rank, late),
             _ => {}
         }

@@ -108,9 +108,21 @@ pub enum LinkError {
     Connect {
         /// The peer's node.
         peer: PeerName,
+        /// How the protocol of the two nodes ended it.
+        cause: Cause,
         /// Why, for each pair that was tried.
         reason: String,
     },
+}
+
+impl LinkError {
+    /// Whether the peer may only have been slow: the link was not connected, or closed, in time.
+    pub fn is_late(&self) -> bool {
+        match self {
+            Self::Protocol { cause, .. } | Self::Connect { cause, .. } => cause.is_late(),
+            Self::Lane { .. } => false,
+        }
+    }
 }
 
 /// A connected lane.

@@ -336,6 +336,7 @@ impl Shared {
             let error = match (cause, trouble) {
                 (Cause::Deadline(_), Some(trouble)) => LinkError::Connect {
                     peer,
+                    cause,
                     reason: format!("{cause}; its control connection: {trouble}"),
                 },
                 _ => LinkError::Protocol { peer, cause },

@@ -440,7 +440,8 @@ impl Shared {
     }
 
     fn give_up(&self, inner: &Inner, reason: String) {
-        inner.error.replace(Some(LinkError::Connect { peer: inner.name(), reason }));
+        let (peer, cause) = (inner.name(), protocol::Cause::Local(Reason::Unreachable));
+        inner.error.replace(Some(LinkError::Connect { peer, cause, reason }));
         let _ = self.machine.borrow_mut().fail(inner.id, Reason::Unreachable);
     }
 

@@ -387,6 +387,11 @@ impl Node {
         self.shared.endings.get()
     }
 
+    /// How long the node waits for links to be connected.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.shared.rules.deadline
+    }
+
     /// The interfaces, with their domains, as lanes number them.
     pub(crate) fn interfaces(
         &self,

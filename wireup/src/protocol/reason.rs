@@ -135,6 +135,13 @@ pub enum Cause {
     Silent,
 }
 
+impl Cause {
+    /// Whether the peer may only have been slow.
+    pub fn is_late(self) -> bool {
+        matches!(self, Self::Deadline(_) | Self::Refused(Reason::Busy | Reason::Deadline))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

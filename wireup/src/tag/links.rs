@@ -307,6 +307,7 @@ fn send_greeting(attached: &Attached, link: u64) -> Result<(), PostError> {
 pub(super) fn failure(link: &Link, lane: Option<Cause>) -> Option<TagError> {
     match link.state() {
         State::Closed(_) => Some(TagError::Closed),
+        State::Failed(cause) if lane.is_none() && cause.is_late() => Some(TagError::Late),
         State::Failed(_) => Some(TagError::LinkFailed(lane.unwrap_or(Cause::Disconnected))),
         _ => None,
     }

@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use barewire::Access;
 use barewire_wireup::collective::{CollectiveError, Collectives};
-use barewire_wireup::tag::{FULL_MASK, Limits, Mode, Tags};
+use barewire_wireup::tag::{FULL_MASK, Limits, Mode, TagError, Tags};
 use barewire_wireup::{Kind, Node, Peers, State};
 
-use crate::support::{DEADLINE, jobs, jobs_that_end};
+use crate::support::{DEADLINE, jobs, jobs_that_end, jobs_with, rules};
 
 /// Calls `run` on each of so many ranks, which are threads, and returns the results.
 fn ranks<R: Send>(
@@ -215,6 +215,38 @@ fn a_rank_that_is_reported_as_late_is_not_called_dead() {
         assert!(matches!(error, CollectiveError::Ended { rank: 1, late: true, .. }), "{error}");
         assert!(error.to_string().starts_with("rank 1 has not taken part in time"), "{error}");
     }
+}
+
+/// Rank 1 does nothing while rank 0 connects to it.
+#[test]
+fn a_rank_that_does_not_connect_in_time_is_not_called_dead() {
+    const SHORT: Duration = Duration::from_millis(300);
+    let is_done = AtomicU32::new(0);
+    let results = jobs_with(2, &rules(&["shm", "self"]).deadline(SHORT), |node, _, peers| {
+        if peers.rank() == 1 {
+            let start = Instant::now();
+            while is_done.load(Ordering::SeqCst) == 0 && start.elapsed() < DEADLINE {
+                std::thread::yield_now();
+            }
+            return None;
+        }
+        let tags = Tags::over(node, Limits::default()).unwrap();
+        let mut all = Collectives::new(peers, &tags, 7).timeout(DEADLINE);
+        let operation = all.barrier(node).unwrap_err();
+        let error = peers.link(node, 1).unwrap().until(node, DEADLINE, || false).unwrap_err();
+        let text = error.to_string();
+        let reported = all.report(node, 1, error);
+        is_done.store(1, Ordering::SeqCst);
+        Some((operation, text, reported))
+    });
+    let Some((operation, text, reported)) = &results[0] else { panic!("rank 0 has a result") };
+    assert!(
+        matches!(operation, CollectiveError::Message { rank: 1, source: TagError::Late }),
+        "{operation}"
+    );
+    assert!(text.contains("the deadline passed"), "{text}");
+    let CollectiveError::TimedOut { rank: 1, waited } = reported else { panic!("{reported}") };
+    assert_eq!(*waited, SHORT);
 }
 
 /// Rank 2 ends before rank 1 begins an operation, and rank 0 after it has sent its part.

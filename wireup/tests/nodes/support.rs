@@ -124,13 +124,22 @@ pub(crate) fn jobs_that_end<R: Send>(
     names: &[&str],
     run: impl Fn(&mut Node, &mut Directory, &Peers) -> R + Sync,
 ) -> Vec<R> {
+    jobs_with(size, &rules(names), run)
+}
+
+/// As [`jobs_that_end`], with these rules.
+pub(crate) fn jobs_with<R: Send>(
+    size: u32,
+    rules: &Rules,
+    run: impl Fn(&mut Node, &mut Directory, &Peers) -> R + Sync,
+) -> Vec<R> {
     static JOBS: AtomicU32 = AtomicU32::new(0);
     let job = JOBS.fetch_add(1, Ordering::Relaxed);
     let name = format!("barewire-ranks-{}-{job}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     let rank = |rank| {
         let mut job = Directory::open(&folder, rank, size).unwrap();
-        let mut node = Node::open(&rules(names)).unwrap();
+        let mut node = Node::open(rules).unwrap();
         let peers = Peers::exchange(&mut node, &mut job, DEADLINE).unwrap();
         run(&mut node, &mut job, &peers)
     };

@@ -126,6 +126,9 @@ pub enum TagError {
     /// A lane of the link failed.
     #[error("the link has failed ({0}): {hint}", hint = .0.hint())]
     LinkFailed(Cause),
+    /// The link was not connected, or closed, in time. The peer may live.
+    #[error("the peer has not connected or closed the link in time: raise Rules::deadline")]
+    Late,
     /// The peer does not follow the protocol; the link is closed.
     #[error(
         "the peer sent a message that the tag protocol does not allow; use the same release at both ends"
