@@ -112,7 +112,7 @@ impl Shared {
         }
         for inner in links.iter().filter(|inner| inner.may_connect()) {
             let reason = "no process listens at any of its addresses for control connections: \
-                          the peer has ended, or its address is old";
+                          the peer has ended, its address is old, or a firewall refuses connections";
             self.give_up(inner, reason.to_owned());
         }
     }
