@@ -185,12 +185,13 @@ fn code(cause: Cause) -> i8 {
     }
 }
 
-/// Returns the first cause with a code.
+/// Returns a cause with a code.
 fn cause(code: i8) -> Cause {
     match code {
         CANCELED => Cause::Canceled,
         REJECTED => Cause::Unauthenticated,
-        CONNECTION_RESET => Cause::Disconnected,
+        // The peer of a refused access lives: a cause that is right for both.
+        CONNECTION_RESET => Cause::RemoteOperation,
         ENDPOINT_TIMEOUT => Cause::PeerUnreachable,
         _ => Cause::Unknown,
     }
@@ -277,6 +278,10 @@ mod tests {
         assert_eq!((record.pending(), record.status()), (0, ENDPOINT_TIMEOUT));
         record.reset();
         assert_eq!(completion.status(), Ok(()));
+        // The peer of a refused access is not reported as dead.
+        completion.begin().finish(Err(error(Cause::RemoteAccess)));
+        assert_eq!(completion.status(), Err(error(Cause::RemoteOperation)));
+        record.reset();
         completion.begin().finish(Err(error(Cause::RemoteRequest)));
         assert_eq!(completion.status(), Err(error(Cause::Unknown)));
     }
