@@ -211,7 +211,8 @@ impl Interface {
     }
 
     /// Makes the next progress examine all connections, so that it notices peers whose process has
-    /// ended; otherwise `shm` and `tcp` do that every few hundred calls. Has no other effect.
+    /// ended; otherwise `shm` and `tcp` do that every few hundred calls. While peers send too many
+    /// requests over the sockets of `shm`, it does that up to 0.3 s later. Has no other effect.
     pub fn examine(&self) {
         transports!(each! &self.0, interface => interface.examine());
     }

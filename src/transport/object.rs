@@ -171,7 +171,8 @@ pub trait Interface: Clone + Debug + Handled + 'static {
     fn arm(&self) -> Result<Armed, EventError>;
 
     /// Makes the next progress examine all connections, so that it notices peers whose process has
-    /// ended; otherwise `shm` and `tcp` do that every few hundred calls. Has no other effect.
+    /// ended; otherwise `shm` and `tcp` do that every few hundred calls. While peers send too many
+    /// requests over the sockets of `shm`, it does that up to 0.3 s later. Has no other effect.
     fn examine(&self);
 
     /// Waits for the operations of every endpoint.

@@ -129,7 +129,8 @@ impl Watcher {
     }
 
     /// Makes the next progress of the port poll all sources and check the sockets, so that it
-    /// notices peers whose process has ended.
+    /// notices peers whose process has ended. While senders ask for too much over their sockets, the
+    /// check waits, for up to 0.3 s at a time.
     pub fn examine(&self) {
         self.poll.request_socket_check();
     }

@@ -77,19 +77,14 @@ pub(super) struct Poller<T> {
     streak: Cell<u32>,
     /// Made by the first [`Self::arm`].
     wakeup: OnceCell<OwnedFd>,
-    due: Cell<Due>,
+    /// Why the next progress polls all connections: 0, or [`EXAMINE`] and [`ARMED`].
+    due: Cell<u8>,
 }
 
-/// Why the next progress polls all connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Due {
-    /// It need not.
-    Nothing,
-    /// The caller asks for it.
-    Examine,
-    /// A thread may sleep until [`Poller::wake`].
-    Armed,
-}
+/// The caller asks for it.
+const EXAMINE: u8 = 1;
+/// A thread may sleep until [`Poller::wake`].
+const ARMED: u8 = 2;
 
 impl<T> Poller<T> {
     pub(super) fn new() -> io::Result<Self> {
@@ -99,7 +94,7 @@ impl<T> Poller<T> {
             last: Cell::new(Token::Listener),
             streak: Cell::new(0),
             wakeup: OnceCell::new(),
-            due: Cell::new(Due::Nothing),
+            due: Cell::new(0),
         })
     }
 
@@ -235,20 +230,20 @@ impl<T> Poller<T> {
 
     /// A thread may sleep from now on.
     pub(super) fn arm(&self) {
-        self.due.set(Due::Armed);
+        self.due.set(self.due.get() | ARMED);
     }
 
     /// Progress has something to do: wakes the thread that sleeps.
     #[inline]
     pub(super) fn wake(&self) {
-        if self.due.get() == Due::Armed {
+        if self.due.get() & ARMED != 0 {
             self.write_wakeup();
         }
     }
 
     #[cold]
     fn write_wakeup(&self) {
-        self.due.set(Due::Nothing);
+        self.due.set(self.due.get() & !ARMED);
         if let Some(wakeup) = self.wakeup.get() {
             // It only fails if it was written already.
             let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
@@ -257,16 +252,14 @@ impl<T> Poller<T> {
 
     /// The next progress polls all connections.
     pub(super) fn examine(&self) {
-        if self.due.get() == Due::Nothing {
-            self.due.set(Due::Examine);
-        }
+        self.due.set(self.due.get() | EXAMINE);
     }
 
     /// Returns true if all connections must be polled: a thread may have slept, which it does no
     /// longer, or the caller has asked for it.
     #[inline]
     pub(super) fn disarm(&self) -> bool {
-        self.due.replace(Due::Nothing) != Due::Nothing
+        self.due.replace(0) != 0
     }
 
     /// Resets the event descriptor.
@@ -344,6 +337,24 @@ mod tests {
             poller.poll(&mut events);
             assert!(events.is_empty());
             poller.listen(&listener).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_request_to_examine_outlives_the_wakeup_of_a_post() {
+        let poller = Poller::<()>::new().unwrap();
+        poller.prepare_to_sleep().unwrap();
+        for arms_first in [true, false] {
+            if arms_first {
+                poller.arm();
+                poller.examine();
+            } else {
+                poller.examine();
+                poller.arm();
+            }
+            poller.wake();
+            assert!(poller.disarm());
+            assert!(!poller.disarm());
         }
     }
 
