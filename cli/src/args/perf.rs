@@ -258,8 +258,8 @@ pub(crate) struct PerfArgs {
     /// Print more percentiles, the median with an interval, and the endpoint's counters
     #[arg(short = 'I', long)]
     pub(crate) info: bool,
-    /// Print JSON: an object, or a list of objects for several tests; the median is
-    /// `latency_typical_us`
+    /// Print JSON: an object, or a list of objects for several tests; the median, or the percentile
+    /// of -R, is `latency_typical_us`
     #[arg(long)]
     pub(crate) json: bool,
     /// Draw latency, and for streams bandwidth, over the message size, one line per transport, to
