@@ -31,7 +31,8 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
     /// Write the packets of the software HCA, payload included, to a capture file for tshark and
     /// Wireshark that only its owner may read; %a in the name is replaced by the device's address,
-    /// which is added if there are several devices
+    /// which is added if there are several devices, and %p by the process number, which is added
+    /// while another process writes to the file
     #[arg(long, global = true, value_name = "FILE", help_heading = "Software HCA")]
     pub(crate) pcap: Option<PathBuf>,
     /// The key that both ends share, for servers and clients on different hosts and for tcp: a file

@@ -1,7 +1,7 @@
 //! Captures frames to a file for packet tools: classic pcap, each frame with the Ethernet, IP and
 //! UDP headers that a network would have carried.
 
-use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -15,6 +15,10 @@ use crate::counters::Counters;
 
 /// Stands for the device's address in a file name.
 const ADDRESS: &str = "%a";
+/// Stands for the number of the process in a file name.
+const PROCESS: &str = "%p";
+/// The most captures of one process with one name.
+const MOST_FILES: u32 = 256;
 /// Microseconds, in the writer's byte order.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const VERSION: [u16; 2] = [2, 4];
@@ -37,12 +41,49 @@ pub(crate) struct Capture<W> {
 
 /// Returns the file name of `pattern` for the device at `address`.
 fn name(pattern: &Path, address: IpAddr) -> PathBuf {
-    PathBuf::from(pattern.to_string_lossy().replace(ADDRESS, &address.to_string()))
+    let process = std::process::id().to_string();
+    let name = pattern.to_string_lossy().replace(ADDRESS, &address.to_string());
+    PathBuf::from(name.replace(PROCESS, &process))
 }
 
-/// Opens a file for packets that only its owner can read. Links, and files and pipes of other users,
-/// are refused.
-fn create(path: &Path) -> io::Result<File> {
+/// Returns `path` with the number of this process before the extension, and with `number` if the
+/// process has several files.
+fn own_name(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!("-{}", std::process::id()));
+    if number > 1 {
+        name.push(format!("-{number}"));
+    }
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// Starts the file at `path`. If another capture writes to it, starts one with the number of this
+/// process in its name, and says so.
+fn start(path: &Path) -> io::Result<File> {
+    if let Some(file) = create(path)? {
+        return Ok(file);
+    }
+    for own in (1..=MOST_FILES).map(|number| own_name(path, number)) {
+        if let Some(file) = create(&own)? {
+            let (path, own) = (path.display(), own.display());
+            let stderr = &mut io::stderr();
+            let _ = writeln!(
+                stderr,
+                "barewire-hca: another capture writes to {path}: this one is {own}"
+            );
+            return Ok(file);
+        }
+    }
+    Err(io::Error::new(ErrorKind::ResourceBusy, "other captures write to it"))
+}
+
+/// Opens a file for packets that only its owner can read, and empties it. Returns nothing if another
+/// capture, of any process, writes to it. Links, and files and pipes of other users, are refused.
+fn create(path: &Path) -> io::Result<Option<File>> {
     // The open of another user's pipe could wait for ever.
     if let Ok(found) = std::fs::symlink_metadata(path) {
         check_owner(&found)?;
@@ -53,11 +94,15 @@ fn create(path: &Path) -> io::Result<File> {
     let found = file.metadata()?;
     check_owner(&found)?;
     if found.is_file() {
+        // The kernel ends the lock with the file. A file system without locks is used without.
+        if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Ok(None);
+        }
         // An existing file keeps its mode.
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(0)?;
     }
-    Ok(file)
+    Ok(Some(file))
 }
 
 /// Refuses what another user could read from or change, other than a device such as `/dev/null`.
@@ -82,7 +127,7 @@ impl<W: Wire> Capture<W> {
         pattern: &Path,
         stepped: bool,
     ) -> io::Result<Self> {
-        let mut file = BufWriter::new(create(&name(pattern, address))?);
+        let mut file = BufWriter::new(start(&name(pattern, address))?);
         file.write_all(&MAGIC.to_ne_bytes())?;
         for part in VERSION {
             file.write_all(&part.to_ne_bytes())?;
@@ -235,7 +280,7 @@ mod tests {
         }
         let refused = create(if is_root { &pipe } else { Path::new("/etc/hostname") });
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
-        create(Path::new("/dev/null")).unwrap();
+        assert!(create(Path::new("/dev/null")).unwrap().is_some());
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
@@ -244,5 +289,31 @@ mod tests {
         let address = "::1".parse().unwrap();
         assert_eq!(name(Path::new("/tmp/%a.pcap"), address), Path::new("/tmp/::1.pcap"));
         assert_eq!(name(Path::new("x.pcap"), address), Path::new("x.pcap"));
+        let process = std::process::id();
+        let own = PathBuf::from(format!("/tmp/x-{process}.pcap"));
+        assert_eq!(name(Path::new("/tmp/x-%p.pcap"), address), own);
+        assert_eq!(own_name(Path::new("/tmp/x.pcap"), 1), own);
+        let second = PathBuf::from(format!("x-{process}-2"));
+        assert_eq!(own_name(Path::new("x"), 2), second);
+    }
+
+    #[test]
+    fn a_file_in_use_is_not_touched() {
+        let folder = std::env::temp_dir().join(format!("barewire-used-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = folder.join("x.pcap");
+        let mut first = start(&path).unwrap();
+        first.write_all(b"first").unwrap();
+        let mut others = [b"second", b"third!"].map(|text| (start(&path).unwrap(), text));
+        others.iter_mut().for_each(|(file, text)| file.write_all(*text).unwrap());
+        let read = |path: &Path| std::fs::read(path).unwrap();
+        assert_eq!(read(&path), b"first");
+        assert_eq!(read(&own_name(&path, 1)), b"second");
+        assert_eq!(read(&own_name(&path, 2)), b"third!");
+        // One that has ended is started again.
+        drop(first);
+        start(&path).unwrap();
+        assert_eq!(read(&path), b"");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

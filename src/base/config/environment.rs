@@ -82,7 +82,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_HCA_PCAP",
-        doc: "capture file of the software HCA's wire; %a is its address",
+        doc: "capture file of the software HCA's wire; %a is its address, %p the process number",
     },
     Variable {
         name: "BAREWIRE_HCA_KEY",
