@@ -32,7 +32,7 @@ impl fmt::Debug for Key {
 #[derive(Debug, Error)]
 pub enum KeyError {
     /// The text is not a key.
-    #[error("a key is {} hexadecimal digits, such as `openssl rand -hex {}` prints", 2 * BYTES, BYTES)]
+    #[error("a key is {} hexadecimal digits: `barewire key FILE` writes one", 2 * BYTES)]
     Text,
     /// Other users can access the file or its directory.
     #[error(

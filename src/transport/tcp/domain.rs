@@ -64,7 +64,7 @@ struct Local {
 #[derive(Debug, Error)]
 #[error(
     "other hosts reach this address, and there is no key to authenticate peers: make one \
-     (umask 077; head -c 32 /dev/urandom > job.key) and give every process of the job BAREWIRE_KEY_FILE=job.key"
+     (barewire key job.key) and give every process of the job BAREWIRE_KEY_FILE=job.key"
 )]
 struct Keyless;
 
@@ -214,9 +214,8 @@ impl Domain {
         if !self.0.is_keyless || keyless().contains(&peer) {
             return Ok(());
         }
-        let reason = "tcp needs a job key to reach another process: make one with (umask 077; head \
-                      -c 32 /dev/urandom > job.key) and give every process of the job \
-                      BAREWIRE_KEY_FILE=job.key";
+        let reason = "tcp needs a job key to reach another process: make one with barewire key job.key \
+                      and give every process of the job BAREWIRE_KEY_FILE=job.key";
         let (peer, reason) = (peer.to_string(), reason.to_owned());
         Err(ConnectError::Unreachable { transport: ID, peer, reason })
     }
@@ -467,7 +466,7 @@ mod tests {
     #[test]
     fn an_address_that_others_reach_needs_a_key() {
         let text = Keyless.to_string();
-        assert!(text.contains("BAREWIRE_KEY_FILE") && text.contains("/dev/urandom"), "{text}");
+        assert!(text.contains("BAREWIRE_KEY_FILE") && text.contains("barewire key job.key"), "{text}");
         assert!(matches!(Domain::open("nosuch0"), Err(OpenError::UnknownDevice { .. })));
         assert!(matches!(Domain::open("192.0.2.1"), Err(OpenError::UnknownDevice { .. })));
         assert_eq!(Domain::open("127.0.0.9").unwrap().address().to_string(), "127.0.0.9");
