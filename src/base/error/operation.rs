@@ -100,7 +100,7 @@ impl Cause {
                 "check that the local memory is alive and was registered with LOCAL_WRITE"
             }
             Self::RemoteRequest => {
-                "check that both ends use the same segment size and operation limits"
+                "check that both ends use the same path MTU, segment size and operation limits"
             }
             Self::RemoteAccess => {
                 "check the remote key, that the region is alive, its bounds and its access rights"
