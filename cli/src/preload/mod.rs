@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Returns the command of a program and its arguments with the library preloaded, before others
 /// that are.
@@ -76,6 +76,7 @@ pub(crate) fn run(mut command: Command) -> Result<ExitCode, Error> {
         Err(error) => return Ok(not_started(&command, &error)),
     };
     CHILD.store(child.id() as i32, Ordering::SeqCst);
+    pass_pending();
     let status = child.wait().map_err(|error| local("cannot wait for the program", &error));
     CHILD.store(0, Ordering::SeqCst);
     Ok(ExitCode::from(exit_code(status?)))
@@ -83,21 +84,42 @@ pub(crate) fn run(mut command: Command) -> Result<ExitCode, Error> {
 
 /// Process id of the program once it runs.
 static CHILD: AtomicI32 = AtomicI32::new(0);
+/// Signals that the program has not got yet, as bits.
+static PENDING: AtomicU32 = AtomicU32::new(0);
 
-/// Forwards signals that end this process to the program, whose end then ends this process. A
-/// terminal signals both.
+/// Forwards signals that end this process to the program, whose end then ends this process. Those
+/// that this process ignores, as under nohup, the program ignores as well.
 fn pass_signals() {
-    extern "C" fn pass(signal: libc::c_int) {
-        let child = CHILD.load(Ordering::SeqCst);
-        if child > 0 && signal != libc::SIGINT && signal != libc::SIGQUIT {
-            // SAFETY: these arguments contain no pointers, and kill is async-signal-safe.
-            unsafe { libc::kill(child, signal) };
-        }
-    }
     let passed = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM];
     for signal in passed.into_iter().chain([libc::SIGINT, libc::SIGQUIT]) {
         let handler: extern "C" fn(libc::c_int) = pass;
-        // SAFETY: the handler only calls kill and loads an atomic.
-        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+        // SAFETY: the handler only calls kill and uses atomics.
+        unsafe {
+            if libc::signal(signal, handler as libc::sighandler_t) == libc::SIG_IGN {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+        }
+    }
+}
+
+extern "C" fn pass(signal: libc::c_int) {
+    let child = CHILD.load(Ordering::SeqCst);
+    // A terminal signals the program, too.
+    if child == 0 || (signal != libc::SIGINT && signal != libc::SIGQUIT) {
+        PENDING.fetch_or(1 << signal, Ordering::SeqCst);
+        pass_pending();
+    }
+}
+
+/// Sends the program what it has not got yet. A handler of this thread may interrupt this.
+fn pass_pending() {
+    let child = CHILD.load(Ordering::SeqCst);
+    if child == 0 {
+        return;
+    }
+    let pending = PENDING.swap(0, Ordering::SeqCst);
+    for signal in (1..u32::BITS as i32).filter(|signal| pending & 1 << signal != 0) {
+        // SAFETY: these arguments contain no pointers, and kill is async-signal-safe.
+        unsafe { libc::kill(child, signal) };
     }
 }

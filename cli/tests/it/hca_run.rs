@@ -622,6 +622,20 @@ fn signals_to_the_run_are_the_program_s() {
     }
 }
 
+/// As under nohup.
+#[test]
+fn a_program_ignores_the_signals_that_the_run_ignores() {
+    hca::library();
+    let script = "trap '' HUP; exec \"$0\" hca run -- grep SigIgn: /proc/self/status";
+    let shell = ["-c", script, env!("CARGO_BIN_EXE_barewire")];
+    let output = std::process::Command::new("sh").args(shell).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    let ignored = shown.trim().rsplit('\t').next().unwrap();
+    let ignored = u64::from_str_radix(ignored, 16).unwrap();
+    assert_eq!(ignored >> (libc::SIGHUP - 1) & 1, 1, "{output:?}");
+    assert_eq!(ignored >> (libc::SIGTERM - 1) & 1, 0, "{output:?}");
+}
+
 #[test]
 fn a_child_that_uses_its_parents_device_gets_an_error() {
     if let Some(shown) = pyverbs(&[], "fork.py", &[]) {
