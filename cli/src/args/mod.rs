@@ -411,8 +411,9 @@ pub(crate) struct HcaRunArgs {
     #[arg(long)]
     pub(crate) memlock: bool,
     /// Print a line on standard error for each call of libibverbs or librdmacm that is refused: the
-    /// argument, the reason and the error number; at exit, with --faults, how many packets each
-    /// device sent and how many met each fault; and why devices poll for doorbells, if they do
+    /// argument, the reason and the error number; for each peer whose address leads to no device,
+    /// as from another network namespace; at exit, with --faults, how many packets each device sent
+    /// and how many met each fault; and why devices poll for doorbells, if they do
     #[arg(long)]
     pub(crate) explain: bool,
     /// What the devices require of their driver

@@ -13,6 +13,7 @@ mod attributes;
 mod clock;
 mod config;
 mod context;
+mod elsewhere;
 mod errno;
 mod event;
 mod explain;

@@ -8,6 +8,7 @@ use crate::abi::{CreateAh, CreateAhDriver, driver};
 use crate::attributes::Attributes;
 use crate::config::Link;
 use crate::context::Context;
+use crate::elsewhere;
 use crate::errno::Errno;
 use crate::object::{Object, Pd};
 
@@ -22,6 +23,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let roce = context.adapter.link == Link::Roce;
     if path.is_global != 0 {
         check_route(&context.adapter, (path.port_num, path.sgid_index), Some(path.dgid))?;
+        elsewhere::tell(path.dgid);
     } else if roce {
         return Err(Errno::INVALID.because("attr.is_global: it is 0, and RoCE needs a GID"));
     }

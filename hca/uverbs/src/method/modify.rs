@@ -14,6 +14,7 @@ use crate::adapter::Adapter;
 use crate::attributes::Attributes;
 use crate::config::Link;
 use crate::context::Context;
+use crate::elsewhere;
 use crate::errno::Errno;
 use crate::object::{Qp, Standing};
 use crate::qp_type::{QpType, bit, check_move, state};
@@ -109,6 +110,10 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let number = qp.number;
     if let Some(target) = target {
         target::listen(adapter, &guard, number, &target);
+    }
+    drop(guard);
+    if mask & bit::PATH != 0 && request.dest.is_global != 0 {
+        elsewhere::tell(request.dest.dgid);
     }
     Ok(())
 }
