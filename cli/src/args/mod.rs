@@ -87,7 +87,7 @@ pub(crate) enum Command {
     Perf(Box<PerfArgs>),
     /// Explain which transports two processes use to reach each other, and why not others
     Plan(PlanArgs),
-    /// Test this host, its devices and every path to them, for a bug report
+    /// Test this host and its RDMA devices, for a bug report
     Doctor(DoctorArgs),
     /// Provide the software HCA to other programs as mlx5 devices
     Hca(HcaArgs),

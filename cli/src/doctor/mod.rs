@@ -1,4 +1,4 @@
-//! `barewire doctor`: tests the host, its devices, and every path to them, row by row.
+//! `barewire doctor`: tests the host and its RDMA devices, row by row.
 
 mod child;
 mod outcome;
