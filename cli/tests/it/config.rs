@@ -62,10 +62,14 @@ fn a_value_that_cannot_be_is_refused_with_what_can() {
             "BAREWIRE_CONNECT_TIMEOUT='10' is not valid: the setting takes a time with its unit";
         assert!(ended.stderr.contains(expected), "{args:?}: {ended:#?}");
     }
-    let ended = start_with(&["perf", "-t", "am_lat", "-n", "10"], &[("BAREWIRE_SEND_RING", "100")])
-        .end(PATIENCE);
-    ended.failed();
-    assert!(ended.stderr.contains("send_ring = 100 is not valid"), "{ended:#?}");
+    // Also over transports without such a ring.
+    for transport in ["rc_mlx5", "shm"] {
+        let args = ["perf", "-t", "am_lat", "-n", "10", "-x", transport];
+        let ended = start_with(&args, &[("BAREWIRE_SEND_RING", "100")]).end(PATIENCE);
+        ended.failed();
+        let expected = "BAREWIRE_SEND_RING='100' is not valid: the setting takes a power of two";
+        assert!(ended.stderr.contains(expected), "{transport}: {ended:#?}");
+    }
 }
 
 #[test]

@@ -171,6 +171,28 @@ pub(super) fn overrule<V: Value>(
     Ok(())
 }
 
+/// Refuses sizes of rings that variables set outside the range that is documented, also for transports
+/// that have no such ring: a program may use several.
+pub(super) fn check_rings(
+    config: &InterfaceConfig,
+    text_of: &impl Fn(&str) -> Option<String>,
+) -> Result<(), ConfigError> {
+    for (setting, value, least, form) in [
+        ("send_ring", config.send_ring, 16, "a power of two from 16 to 32768"),
+        ("receive_ring", config.receive_ring, 4, "a power of two from 4 to 32768"),
+    ] {
+        let variable = variable(setting);
+        let text = text_of(&variable).filter(|text| !text.trim().is_empty());
+        if let Some(text) = text
+            && !((least..=32768).contains(&value) && value.is_power_of_two())
+        {
+            let unit = if setting == "send_ring" { "blocks of 64 bytes" } else { "messages" };
+            return Err(ConfigError { variable, text, form, unit });
+        }
+    }
+    Ok(())
+}
+
 /// An unknown variable with this library's prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{name} is not a variable of barewire{}", like(.meant.as_deref()))]
@@ -290,6 +312,25 @@ mod tests {
             error.to_string(),
             "BAREWIRE_PATH_MTU='big' is not valid: the setting takes a whole number, such as 64 or 4K (bytes)"
         );
+    }
+
+    #[test]
+    fn rings_have_their_range_for_every_transport() {
+        let with = |name: &str, value: &str| {
+            InterfaceConfig::default().with_setting(name, value).unwrap().map_err(|e| e.to_string())
+        };
+        for wrong in ["3", "100", "64K"] {
+            let text = format!(
+                "BAREWIRE_SEND_RING='{wrong}' is not valid: the setting takes a power of two from \
+                 16 to 32768 (blocks of 64 bytes)"
+            );
+            assert_eq!(with("send_ring", wrong), Err(text));
+        }
+        assert!(with("receive_ring", "2").unwrap_err().contains("from 4 to 32768 (messages)"));
+        assert!(with("send_ring", "16").is_ok() && with("receive_ring", "32K").is_ok());
+        // A program may set fewer for transports that take them.
+        let small = InterfaceConfig::default().send_ring(3);
+        assert!(small.with_setting("receive_ring", "8").unwrap().is_ok());
     }
 
     #[test]

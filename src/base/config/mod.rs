@@ -85,6 +85,7 @@ macro_rules! settings {
             /// Returns these settings, with those that `variable` overrides.
             fn overruled(mut self, variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
                 $(environment::overrule(stringify!($name), $unit, &variable, &mut self.$name)?;)+
+                environment::check_rings(&self, &variable)?;
                 Ok(self)
             }
         }
