@@ -38,7 +38,7 @@ pub fn network() -> [u8; 6] {
 }
 
 /// Why bytes are not an address (or a key).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AddressError {
     /// The bytes are truncated.
@@ -208,7 +208,7 @@ impl FromStr for TransportId {
 }
 
 /// A name that is not the name of a transport.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("there is no transport of this name")]
 pub struct UnknownTransport;
 

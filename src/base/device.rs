@@ -67,7 +67,7 @@ impl FromStr for DeviceId {
 }
 
 /// Why a text is not a [`DeviceId`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DeviceIdError {
     /// There is no slash, or nothing after it.

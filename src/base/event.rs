@@ -46,7 +46,7 @@ impl Armed {
 }
 
 /// Why a thread cannot sleep until an event.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum EventError {
     /// The transport cannot signal events.

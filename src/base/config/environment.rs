@@ -138,7 +138,7 @@ pub(super) fn variable(setting: &str) -> String {
 }
 
 /// The value of a variable is not valid for its setting.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("{variable}='{text}' is not valid: the setting takes {form} ({unit})")]
 #[non_exhaustive]
 pub struct ConfigError {
@@ -194,7 +194,7 @@ pub(super) fn check_rings(
 }
 
 /// An unknown variable with this library's prefix.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("{name} is not a variable of barewire{}", like(.meant.as_deref()))]
 #[non_exhaustive]
 pub struct UnknownVariable {

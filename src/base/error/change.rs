@@ -8,7 +8,7 @@ use crate::base::address::TransportId;
 use crate::base::memory::Access;
 
 /// Why a window or a view was not created or changed. Nothing was posted.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum ChangeError {
     /// The endpoint accepts no post now.

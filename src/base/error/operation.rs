@@ -5,7 +5,7 @@ use std::fmt;
 use crate::base::address::TransportId;
 
 /// Why a posted operation failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationError {
     /// The cause, independent of the transport.
@@ -186,7 +186,7 @@ impl fmt::Display for Operation {
 
 /// The report of an endpoint that failed, made once. Its other operations complete with their own
 /// errors; other endpoints are not affected.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointError {
     /// The transport.

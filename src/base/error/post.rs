@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::OperationError;
 
 /// Why a post was refused. Nothing was posted, and no completion counts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// The queue, the buffer pool or the credits are used up, or requests are already pending on
@@ -84,7 +84,7 @@ impl PostError {
 }
 
 /// Why an operation for which the worker waited was not carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WaitError {
     /// It was not posted.
@@ -96,6 +96,6 @@ pub enum WaitError {
 }
 
 /// A pending request was not accepted because resources are available now: post instead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("resources are available: post the operation instead of queueing it")]
 pub struct Busy;

@@ -18,7 +18,7 @@ fn features(transport: TransportId) -> &'static str {
 }
 
 /// Why a domain, an interface or an endpoint could not be opened.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The transport is not compiled into this build.
@@ -102,7 +102,7 @@ impl OpenError {
 }
 
 /// Why an endpoint could not be connected.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The addresses are of another transport than the endpoint.
@@ -170,7 +170,7 @@ pub enum ConnectError {
 }
 
 /// Why memory could not be allocated, registered or accessed.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// Regions have at least one byte.
@@ -273,7 +273,7 @@ pub enum MemoryError {
 }
 
 /// Why bytes are not a usable remote key.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// Not written by `pack_key`, cut short, or of another version.
@@ -314,7 +314,7 @@ pub enum KeyError {
 }
 
 /// Why the memory of a key could not be mapped.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum PointerError {
     /// Keys of this transport lead to memory through an endpoint only.
@@ -339,7 +339,7 @@ pub enum PointerError {
 }
 
 /// Why a handler could not be set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HandlerError {
     /// Active-message ids are 0 to 31.

@@ -10,12 +10,14 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use thiserror::Error;
 
 use super::lock::{self, Guard, Shared};
-use crate::base::error::OperationError;
+use crate::base::error::{OperationError, debug_as_display};
 use crate::base::event::{Armed, EventError, timespec};
 use crate::dynamic::worker::Worker;
 
+debug_as_display!(SharedWaitError);
+
 /// Why a wait for a shared worker or a shared completion ended early.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum SharedWaitError {
     /// The time has passed.
