@@ -466,7 +466,10 @@ mod tests {
     #[test]
     fn an_address_that_others_reach_needs_a_key() {
         let text = Keyless.to_string();
-        assert!(text.contains("BAREWIRE_KEY_FILE") && text.contains("barewire key job.key"), "{text}");
+        assert!(
+            text.contains("BAREWIRE_KEY_FILE") && text.contains("barewire key job.key"),
+            "{text}"
+        );
         assert!(matches!(Domain::open("nosuch0"), Err(OpenError::UnknownDevice { .. })));
         assert!(matches!(Domain::open("192.0.2.1"), Err(OpenError::UnknownDevice { .. })));
         assert_eq!(Domain::open("127.0.0.9").unwrap().address().to_string(), "127.0.0.9");
