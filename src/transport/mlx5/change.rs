@@ -100,7 +100,7 @@ pub(in crate::transport) fn reason(
     full: impl FnOnce() -> PostError,
 ) -> ChangeError {
     match *error {
-        Refused::Post(mlx5::PostError::QueueFull | mlx5::PostError::NotConnected) => full().into(),
+        Refused::Post(mlx5::PostError::QueueFull) => full().into(),
         Refused::Post(mlx5::PostError::TooLong) => {
             PostError::TooManySlices { limit: MAX_RANGES as u32 }.into()
         }

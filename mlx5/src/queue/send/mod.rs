@@ -71,13 +71,11 @@ pub const LEAST_OUTSTANDING: u32 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The ring is full: poll the completion queue, reap, and post again.
-    #[error("the send queue is full: reap completions, then post again")]
+    /// The ring is full: poll the completion queue, reap, and post again. Or the queue pair is not
+    /// connected, and then its ring has no room: a loop that waits for room tests
+    /// [`SendQueue::is_open`] as well.
+    #[error("the send queue is full, or not connected: reap completions, then post again")]
     QueueFull,
-    /// The queue pair is new or was reset, and is not connected: no completion makes room. See
-    /// [`SendQueue::is_open`].
-    #[error("the queue pair is not connected: connect it, then post again")]
-    NotConnected,
     /// The inline payload or segment list does not fit a WQE.
     #[error("payload or segment list is longer than a WQE of {MAX_WQE_BYTES} bytes takes")]
     TooLong,
@@ -604,7 +602,7 @@ impl<D: Doorbell> SendQueue<D> {
         }
         cold_path();
         if u64::from(self.room()) < blocks {
-            return Err(if self.is_open { PostError::QueueFull } else { PostError::NotConnected });
+            return Err(PostError::QueueFull);
         }
         Ok(control | self.special_flags(index + blocks, blocks))
     }
