@@ -305,7 +305,9 @@ mod tests {
         let mut first = start(&path).unwrap();
         first.write_all(b"first").unwrap();
         let mut others = [b"second", b"third!"].map(|text| (start(&path).unwrap(), text));
-        others.iter_mut().for_each(|(file, text)| file.write_all(*text).unwrap());
+        for (file, text) in &mut others {
+            file.write_all(*text).unwrap();
+        }
         let read = |path: &Path| std::fs::read(path).unwrap();
         assert_eq!(read(&path), b"first");
         assert_eq!(read(&own_name(&path, 1)), b"second");
