@@ -195,7 +195,8 @@ pub(crate) fn a_request_that_defers_another_runs_once_per_progress(place: &Place
 /// Endpoints with pending requests take turns: one does not wait for all requests of another.
 pub(crate) fn pending_requests_take_turns(place: &Place) {
     const EACH: usize = 60;
-    let mut pair = place.pair_with(&small());
+    // All have receive buffers: a peer without one delays one endpoint, and the other goes on.
+    let mut pair = place.pair_with(&small().receive_ring(256));
     let (other, peer) = (pair.client.another(), pair.server.another());
     connect(&other, &peer);
     pair.taken_by(&[&other.endpoint, &peer.endpoint]);

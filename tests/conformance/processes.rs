@@ -278,7 +278,9 @@ pub(crate) fn what_a_killed_peer_has_sent_is_received(place: &Place) {
         until(&mut [&mut end.worker], &place.name, || peer.lines.try_recv().is_ok());
     }
     // A kernel resets the connections of a process that ends with bytes that it has not received.
-    end.endpoint.am_short(0, 0, &[]).unwrap();
+    // On a wire that loses packets, the window may be closed.
+    let sent = end.endpoint.am_short(0, 0, &[]);
+    assert!(matches!(sent, Ok(()) | Err(PostError::NoResource)), "{sent:?}");
     peer.kill();
     until(&mut [&mut end.worker], &place.name, || received.get() == LAST_WORDS);
 }
