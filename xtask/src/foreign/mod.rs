@@ -21,6 +21,16 @@ pub(crate) struct Suite {
     needs: &'static packages::Part,
     /// Longest time of one unit on a busy machine.
     deadline: Duration,
+    pub(crate) by: By,
+}
+
+/// What runs the programs of a suite.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// `barewire uct run`, over each of the transports.
+    Uct,
+    /// `barewire hca run`.
+    Hca,
 }
 
 pub(crate) const MPI4PY_OPENMPI: Suite = Suite {
@@ -29,6 +39,7 @@ pub(crate) const MPI4PY_OPENMPI: Suite = Suite {
     arguments: &["openmpi"],
     needs: &packages::MPI4PY,
     deadline: Duration::from_mins(5),
+    by: By::Uct,
 };
 
 pub(crate) const MPI4PY_MPICH: Suite =
@@ -40,6 +51,7 @@ pub(crate) const MPICH: Suite = Suite {
     arguments: &[],
     needs: &packages::MPICH,
     deadline: Duration::from_mins(5),
+    by: By::Uct,
 };
 
 pub(crate) const HPCC: Suite =
@@ -63,18 +75,22 @@ pub(crate) const GTEST_1_13: Suite = Suite {
     arguments: &["1.13"],
     needs: &packages::GTEST,
     deadline: Duration::from_mins(20),
+    by: By::Uct,
 };
 
 pub(crate) const GTEST_HEAD: Suite =
     Suite { name: "gtest-head", arguments: &["head"], ..GTEST_1_13 };
 
-/// It runs by [`run_verbs`].
-pub(crate) const MOONCAKE: Suite =
-    Suite { name: "mooncake", script: "mooncake.sh", needs: &packages::MOONCAKE, ..MPICH };
+pub(crate) const VERBS: Suite = Suite {
+    name: "verbs-programs",
+    script: "verbs.sh",
+    needs: &packages::VERBS_PROGRAMS,
+    by: By::Hca,
+    ..MPICH
+};
 
-/// Its programs run by [`run_verbs`].
-pub(crate) const VERBS: Suite =
-    Suite { name: "verbs", script: "verbs.sh", needs: &packages::VERBS_PROGRAMS, ..MPICH };
+pub(crate) const MOONCAKE: Suite =
+    Suite { name: "mooncake", script: "mooncake.sh", needs: &packages::MOONCAKE, ..VERBS };
 
 const FOLDER: &str = "xtask/src/foreign";
 /// For downloads and the builds of a suite, on two busy processors.
@@ -119,41 +135,10 @@ fn prepare(suite: &Suite, install: Install) -> Result<Result<(PathBuf, String), 
     Ok(Ok((folder, units)))
 }
 
-/// Runs programs of verbs over the software HCA. The error of the inner result says why they are
-/// left out.
+/// Runs a suite. The error of the inner result says why it is left out.
 ///
 /// # Errors
-/// The programs that fail.
-pub(crate) fn run_verbs(
-    suite: &Suite,
-    barewire: &Path,
-    install: Install,
-) -> Result<Result<Tally, String>, Failure> {
-    let (folder, units) = match prepare(suite, install)? {
-        Ok(prepared) => prepared,
-        Err(why) => return Ok(Err(why)),
-    };
-    let by = format!("{} hca run --", barewire.display());
-    let (mut total, mut found) = (Tally::default(), Vec::new());
-    for unit in units.lines() {
-        let command = script(suite, &folder, &["run", unit]).environment("BY", &by);
-        let (results, printed) = one(&command, unit, suite.deadline)?;
-        if !results.failed.is_empty() {
-            println!("{printed}\n-- end of the output of {unit}");
-        }
-        println!("{unit}: {} passed, {} failed", results.passed, results.failed.len());
-        total.passed += results.passed;
-        found.extend(results.failed);
-    }
-    conclude(total, &found, "").map(Ok)
-}
-
-/// Runs a suite over each of the transports. A unit with a failure that is not among the known
-/// differences runs over UCX's own transports as well. The error of the inner result says why the
-/// suite is left out.
-///
-/// # Errors
-/// The tests that fail over barewire only.
+/// The tests that fail; of those of UCX's programs, the tests that fail over barewire only.
 pub(crate) fn run(
     suite: &Suite,
     barewire: &Path,
@@ -163,13 +148,50 @@ pub(crate) fn run(
         Ok(prepared) => prepared,
         Err(why) => return Ok(Err(why)),
     };
+    let total = match suite.by {
+        By::Uct => over_transports(suite, barewire, &folder, &units),
+        By::Hca => over_devices(suite, barewire, &folder, &units),
+    };
+    total.map(Ok)
+}
+
+/// Runs programs of verbs over the software HCA.
+fn over_devices(
+    suite: &Suite,
+    barewire: &Path,
+    folder: &Path,
+    units: &str,
+) -> Result<Tally, Failure> {
+    let by = format!("{} hca run --", barewire.display());
+    let (mut total, mut found) = (Tally::default(), Vec::new());
+    for unit in units.lines() {
+        let command = script(suite, folder, &["run", unit]).environment("BY", &by);
+        let (results, printed) = one(&command, unit, suite.deadline)?;
+        if !results.failed.is_empty() {
+            println!("{printed}\n-- end of the output of {unit}");
+        }
+        println!("{unit}: {} passed, {} failed", results.passed, results.failed.len());
+        total.passed += results.passed;
+        found.extend(results.failed);
+    }
+    conclude(total, &found, "")
+}
+
+/// Runs a suite over each of the transports. A unit with a failure that is not among the known
+/// differences runs over UCX's own transports as well.
+fn over_transports(
+    suite: &Suite,
+    barewire: &Path,
+    folder: &Path,
+    units: &str,
+) -> Result<Tally, Failure> {
     let by = format!("{} uct run --", barewire.display());
     let (mut total, mut found) = (Tally::default(), Vec::new());
     for way in &WAYS {
         let (started, mut tests) = (Instant::now(), Tally::default());
         for unit in units.lines() {
             let over = |by, transports: Option<&str>| {
-                let mut command = script(suite, &folder, &["run", unit]).environment("BY", by);
+                let mut command = script(suite, folder, &["run", unit]).environment("BY", by);
                 if let Some(transports) = transports {
                     command = command.environment("UCX_TLS", transports);
                 }
@@ -194,7 +216,7 @@ pub(crate) fn run(
         );
         total.add(tests);
     }
-    conclude(total, &found, " that pass over UCX's own transports").map(Ok)
+    conclude(total, &found, " that pass over UCX's own transports")
 }
 
 /// Returns the sum of a run, or an error with the tests that failed, of which `kind` says more.

@@ -15,10 +15,15 @@ listens() {
     echo "failed: nothing listens to port $1"
 }
 
+# Sets `port` to that of the next pair, below those that the kernel chooses.
+choose_port() {
+    port=$((20000 + ($$ + pairs * 7) % 12000))
+}
+
 # Runs a server and its client, in whose arguments PORT is a port. `ended` is a server that serves
 # until it is ended.
 pair() {
-    port=$((20000 + ($$ + pairs * 7) % 12000))
+    choose_port
     pairs=$((pairs + 1))
     server=$(echo "$1" | sed "s/PORT/$port/g")
     client=$(echo "$2" | sed "s/PORT/$port/g")
@@ -53,7 +58,7 @@ sockets() {
 # By a verb, with a number of blocks. fio's senders do not repeat a message for which the receiver
 # has no buffer, so all have one.
 fio_by() {
-    port=$((20000 + ($$ + pairs * 7) % 12000))
+    choose_port
     printf '[global]\nioengine=rdma\nport=%s\nbs=64k\nsize=%s\n' "$port" $((65536 * $2)) > server.fio
     cp server.fio client.fio
     printf '[receiver]\nrw=read\niodepth=%s\n' "$2" >> server.fio
@@ -127,7 +132,8 @@ run)
         ;;
     fabtests)
         for test in fi_cm_data "fi_cq_data -e msg" fi_msg fi_msg_epoll \
-            "fi_shared_ctx -e msg --no-tx-shared-ctx" "fi_msg_inject -A inject -v" "fi_bw -e msg -v -T 1" "fi_msg_pingpong -I 5 -v" \
+            "fi_shared_ctx -e msg --no-tx-shared-ctx" "fi_msg_inject -A inject -v" \
+            "fi_bw -e msg -v -T 1" "fi_msg_pingpong -I 5 -v" \
             "fi_msg_bw -I 5 -v" "fi_rma_bw -e msg -o write -I 5" \
             "fi_rma_bw -e msg -o read -I 5" "fi_rma_bw -e msg -o writedata -I 5"; do
             fabtest verbs "$test"

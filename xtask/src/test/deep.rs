@@ -10,7 +10,7 @@ use crate::bench;
 use crate::closure;
 use crate::count::Tally;
 use crate::documents;
-use crate::foreign;
+use crate::foreign::{self, By};
 use crate::kill;
 use crate::libnccl;
 use crate::machine::{self, Way};
@@ -29,38 +29,21 @@ pub(super) const PARTS: &[Part] = &[
     part("lossy", "datagrams that get lost, repeated and reordered", lossy),
     part("libnccl", "channels by NVIDIA's loader and beside its own network", nccl),
     part("ucx", "UCX 1.22 over the C interface", ucx),
-    part("mpi4py-openmpi", "tests of mpi4py 3.1 over Open MPI", |setting| {
-        of_others(setting, &foreign::MPI4PY_OPENMPI)
-    }),
-    part("mpi4py-mpich", "tests of mpi4py 4.1 over MPICH", |setting| {
-        of_others(setting, &foreign::MPI4PY_MPICH)
-    }),
-    part("mpich", "MPICH's test suite", |setting| of_others(setting, &foreign::MPICH)),
-    part("hpcc", "the HPC Challenge over Open MPI", |setting| of_others(setting, &foreign::HPCC)),
-    part("lammps", "a melt of LAMMPS over Open MPI", |setting| {
-        of_others(setting, &foreign::LAMMPS)
-    }),
-    part("scalapack", "drivers of ScaLAPACK over Open MPI and MPICH", |setting| {
-        of_others(setting, &foreign::SCALAPACK)
-    }),
-    part("nixl", "transfers of NIXL with the UCX of its Python package", |setting| {
-        of_others(setting, &foreign::NIXL)
-    }),
-    part("ucxx", "clients and servers of UCXX with the UCX of its Python package", |setting| {
-        of_others(setting, &foreign::UCXX)
-    }),
-    part("gtest-1.13", "UCX 1.13's own tests of UCT", |setting| {
-        of_others(setting, &foreign::GTEST_1_13)
-    }),
-    part("gtest-head", "the same of UCX's head", |setting| {
-        of_others(setting, &foreign::GTEST_HEAD)
-    }),
-    part("verbs-programs", "programs of libibverbs and librdmacm on the software HCA", |setting| {
-        of_verbs(setting, &foreign::VERBS)
-    }),
-    part("mooncake", "transfers of Mooncake on the software HCA", |setting| {
-        of_verbs(setting, &foreign::MOONCAKE)
-    }),
+    Part::of_suite(&foreign::MPI4PY_OPENMPI, "tests of mpi4py 3.1 over Open MPI"),
+    Part::of_suite(&foreign::MPI4PY_MPICH, "tests of mpi4py 4.1 over MPICH"),
+    Part::of_suite(&foreign::MPICH, "MPICH's test suite"),
+    Part::of_suite(&foreign::HPCC, "the HPC Challenge over Open MPI"),
+    Part::of_suite(&foreign::LAMMPS, "a melt of LAMMPS over Open MPI"),
+    Part::of_suite(&foreign::SCALAPACK, "drivers of ScaLAPACK over Open MPI and MPICH"),
+    Part::of_suite(&foreign::NIXL, "transfers of NIXL with the UCX of its Python package"),
+    Part::of_suite(
+        &foreign::UCXX,
+        "clients and servers of UCXX with the UCX of its Python package",
+    ),
+    Part::of_suite(&foreign::GTEST_1_13, "UCX 1.13's own tests of UCT"),
+    Part::of_suite(&foreign::GTEST_HEAD, "the same of UCX's head"),
+    Part::of_suite(&foreign::VERBS, "programs of libibverbs and librdmacm on the software HCA"),
+    Part::of_suite(&foreign::MOONCAKE, "transfers of Mooncake on the software HCA"),
     part("address-sanitizer", "the suite under AddressSanitizer", address),
     part("thread-sanitizer", "the suite under ThreadSanitizer", thread),
     part("all-miri", "all code on plain memory, interpreted by Miri", all_miri),
@@ -188,21 +171,17 @@ fn ucx(setting: &Setting) -> Result<Outcome, Failure> {
     jobs::run(vec![Job { name, command, deadline: DEADLINE, must_run: true }]).map(Outcome::from)
 }
 
-/// The programs are built as README says, with the default features.
-fn of_others(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failure> {
-    command(&Invocation::cargo(&["build"]), 30)?;
+/// Builds what a suite of others runs by, and runs the suite.
+pub(super) fn of_others(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failure> {
+    let packages: &[&str] = match suite.by {
+        // As README says, with the default features.
+        By::Uct => &[],
+        // Cargo does not build the library that `hca run` preloads with the program.
+        By::Hca => &["-p", "barewire-cli", "-p", "barewire-hca-uverbs"],
+    };
+    command(&Invocation::cargo(&["build"]).with(packages), 30)?;
     let barewire = process::target().join("debug/barewire");
     Ok(match foreign::run(suite, &barewire, setting.install)? {
-        Ok(passed) => passed.into(),
-        Err(why) => Outcome::LeftOut(why),
-    })
-}
-
-fn of_verbs(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failure> {
-    // Cargo does not build the library that `hca run` preloads with the program.
-    command(&Invocation::cargo(&["build", "-p", "barewire-cli", "-p", "barewire-hca-uverbs"]), 30)?;
-    let barewire = process::target().join("debug/barewire");
-    Ok(match foreign::run_verbs(suite, &barewire, setting.install)? {
         Ok(passed) => passed.into(),
         Err(why) => Outcome::LeftOut(why),
     })

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::count::Tally;
+use crate::foreign::Suite;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use crate::report::{self, Done};
@@ -22,13 +23,33 @@ struct Part {
     name: &'static str,
     /// What it checks, for the list of parts.
     checks: &'static str,
-    run: Step,
+    work: Work,
 }
 
 type Step = fn(&Setting) -> Result<Outcome, Failure>;
 
+/// What a part does.
+enum Work {
+    Step(Step),
+    Suite(&'static Suite),
+}
+
 const fn part(name: &'static str, checks: &'static str, run: Step) -> Part {
-    Part { name, checks, run }
+    Part { name, checks, work: Work::Step(run) }
+}
+
+impl Part {
+    /// The part that runs a suite of others.
+    const fn of_suite(suite: &'static Suite, checks: &'static str) -> Self {
+        Self { name: suite.name, checks, work: Work::Suite(suite) }
+    }
+
+    fn run(&self, setting: &Setting) -> Result<Outcome, Failure> {
+        match self.work {
+            Work::Step(run) => run(setting),
+            Work::Suite(suite) => deep::of_others(setting, suite),
+        }
+    }
 }
 
 /// The outcome of a part that did not fail.
@@ -168,7 +189,7 @@ impl Run {
     fn part(&mut self, part: &'static Part, is_deep: bool, setting: &Setting) -> Ended {
         println!("\n==> {}: {}", part.name, part.checks);
         let (started, processor) = (Instant::now(), process::processor_time());
-        let outcome = (part.run)(setting);
+        let outcome = part.run(setting);
         let took = started.elapsed();
         let processor = process::processor_time().saturating_sub(processor);
         let (ended, tests) = match outcome {
