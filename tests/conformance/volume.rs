@@ -21,13 +21,12 @@ pub(crate) fn a_million_messages_through_a_small_ring(place: &Place) {
     let slow = std::env::var_os("BAREWIRE_TEST_SLOW").is_some();
     // A wire that loses packets waits for many of them.
     let lossy = std::env::var_os("BAREWIRE_HCA_FAULTS").is_some();
-    let count = if lossy {
-        count / 100
-    } else if one && !slow {
-        count
-    } else {
-        count / 20
+    let part = match (lossy, one && !slow) {
+        (true, _) => 100,
+        (false, true) => 1,
+        (false, false) => 20,
     };
+    let count = count / part;
     let next = Rc::new(Cell::new(0u64));
     let seen = Rc::clone(&next);
     pair.server

@@ -2,21 +2,12 @@
 
 use crate::hca::{self, installed};
 use crate::support::{self, Ended, PATIENCE, TestFile};
-use std::path::Path;
 use std::process::Command;
 
 /// Compiles a program of `hca/`; `None` if something is missing.
 fn compiled(name: &str) -> Option<TestFile> {
-    if !installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        hca::skipped("the headers of libibverbs", "libibverbs-dev");
-        return None;
-    }
-    let program = TestFile::new(name, 0);
-    let source = format!("{}/tests/it/hca/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let arguments = ["-Wall", "-Werror", "-o", program.path(), &source, "-libverbs", "-lmlx5"];
-    let compiled = Command::new("cc").args(arguments).output().unwrap();
-    assert!(compiled.status.success(), "{compiled:?}");
-    Some(program)
+    let header = ("infiniband/verbs.h", "libibverbs-dev");
+    hca::compiled(name, header, &["-libverbs", "-lmlx5"])
 }
 
 fn explained(options: &[&str], environment: &[(&str, &str)], program: &str) -> Ended {

@@ -1,23 +1,13 @@
 //! The files of devices, as programs find and read them: `barewire hca run -- PROGRAM`.
 
 use std::path::Path;
-use std::process::Command;
 
-use crate::hca::{alone, installed};
-use crate::support::TestFile;
+use crate::hca::{self, alone, installed};
 
 /// Compiles and runs a program of `hca/`. Returns its output, or `None` if something is missing.
 fn run(source: &str, header: &str, libraries: &[&str], options: &[&str]) -> Option<String> {
-    if !installed("cc", "gcc") || !Path::new("/usr/include").join(header).exists() {
-        println!("skipped: no {header} (Debian: libibverbs-dev)");
-        return None;
-    }
-    let program = TestFile::new(&format!("{source}-{}", options.len()), 0);
-    let source = format!("{}/tests/it/hca/{source}.c", env!("CARGO_MANIFEST_DIR"));
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Wno-format-truncation", "-o", program.path(), &source]);
-    let compiled = compiler.args(libraries).output().unwrap();
-    assert!(compiled.status.success(), "{compiled:?}");
+    let libraries = [&["-O1", "-Wno-format-truncation"], libraries].concat();
+    let program = hca::compiled(source, (header, "libibverbs-dev"), &libraries)?;
     Some(alone(options, &[program.path()]))
 }
 

@@ -383,7 +383,7 @@ fn ucx_runs_over_dc_mlx5_with_every_policy() {
 #[test]
 fn ucx_operations_of_mixed_sizes_change_the_right_memory() {
     const OPERATIONS: &str = "3000";
-    let Some(program) = compiled("mixed", "/usr/include/uct/api/uct.h", &["-luct"]) else { return };
+    let Some(program) = compiled("mixed", "uct/api/uct.h", "-luct") else { return };
     for (transport, policy) in [
         ("rc_mlx5", "dcs"),
         ("ud_mlx5", "dcs"),
@@ -421,23 +421,9 @@ fn ucx_protocols_run_over_rc() {
     }
 }
 
-/// Compiles a program of this directory for UCX; `None` if the header is missing.
-fn compiled(name: &str, header: &str, libraries: &[&str]) -> Option<support::TestFile> {
-    if !std::path::Path::new(header).is_file() {
-        hca::skipped("the headers of UCX", "libucx-dev");
-        return None;
-    }
-    hca::library();
-    let program = support::TestFile::new(name, 0);
-    let source = format!("{}/tests/it/hca/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let output = std::process::Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-o", program.path(), &source])
-        .args(libraries)
-        .arg("-lucs")
-        .output()
-        .expect("cc starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(program)
+/// Compiles a program of `hca/` for UCX; `None` if the header is missing.
+fn compiled(name: &str, header: &str, library: &str) -> Option<support::TestFile> {
+    hca::compiled(name, (header, "libucx-dev"), &["-Wextra", library, "-lucs"])
 }
 
 /// UCX with tag matching in the device. Over InfiniBand it creates the queue by DEVX, and its
@@ -454,7 +440,7 @@ const TAGS: [(&str, &str); 4] = [
 /// offload, UCX sends none.
 #[test]
 fn ucx_messages_match_tags_in_the_device() {
-    let Some(program) = compiled("tags", "/usr/include/ucp/api/ucp.h", &["-lucp"]) else { return };
+    let Some(program) = compiled("tags", "ucp/api/ucp.h", "-lucp") else { return };
     for option in MATCHES_TAGS {
         let capture = support::TestFile::new("tags.pcap", 0);
         let words = ["hca", "run", option, "--pcap", capture.path(), "--", program.path(), "60"];
@@ -470,7 +456,7 @@ fn ucx_messages_match_tags_in_the_device() {
 /// device had none. Their buffers have the size of a packet, so that many messages span some.
 #[test]
 fn ucx_receives_unexpected_messages_in_strides() {
-    let Some(program) = compiled("tags", "/usr/include/ucp/api/ucp.h", &["-lucp"]) else { return };
+    let Some(program) = compiled("tags", "ucp/api/ucp.h", "-lucp") else { return };
     let runs: [(&str, &[&str]); 3] = [("8", &[]), ("16", &[]), ("16", &["--mtu", "1500"])];
     for (strides, options) in runs {
         let words = [&["hca", "run", "--ib"][..], options, &["--", program.path(), "60"]].concat();
@@ -535,7 +521,7 @@ fn ucx_protocols_match_tags_in_the_device() {
 /// `ucx_perftest` does not look at results. Devices return those of 4 bytes big-endian.
 #[test]
 fn ucp_fetches_and_adds_numbers_of_4_and_8_bytes() {
-    let Some(program) = compiled("fetch_add", "/usr/include/ucp/api/ucp.h", &["-lucp"]) else {
+    let Some(program) = compiled("fetch_add", "ucp/api/ucp.h", "-lucp") else {
         return;
     };
     let path = program.path();
@@ -596,7 +582,7 @@ fn a_program_whose_peer_is_killed_is_told() {
     assert!(!left.status.success() && told.contains(&true), "{left:#?}");
 }
 
-/// So a test that kills the server kills it, and does not let it say farewell.
+/// The program gets SIGKILL, not SIGTERM: a server that is killed so closes no connection.
 #[test]
 fn a_program_is_killed_with_its_run() {
     hca::library();

@@ -3,21 +3,12 @@
 
 use crate::hca::{self, installed};
 use crate::support::{self, Ended, PATIENCE, TestFile};
-use std::path::Path;
 use std::process::Command;
 
 /// Compiles `hca/transfer.c` with these options; `None` if something is missing.
 fn transfer(options: &[&str]) -> Option<TestFile> {
-    if !installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        hca::skipped("the headers of libibverbs", "libibverbs-dev");
-        return None;
-    }
-    let program = TestFile::new("transfer", 0);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/transfer.c");
-    let fixed = ["-g", "-Wall", "-Wextra", "-Werror", "-o", program.path(), source, "-libverbs"];
-    let compiled = Command::new("cc").args(fixed).args(options).output().unwrap();
-    assert!(compiled.status.success(), "{compiled:?}");
-    Some(program)
+    let header = ("infiniband/verbs.h", "libibverbs-dev");
+    hca::compiled("transfer", header, &[&["-g", "-Wextra", "-libverbs"], options].concat())
 }
 
 /// The same with a sanitizer, whose runtime is a library of the compiler.

@@ -1,13 +1,11 @@
 //! Runs Debian's programs of librdmacm over the software HCA: they connect by IP addresses, through
 //! `/dev/infiniband/rdma_cm`.
 
-use crate::hca::installed;
+use crate::hca::{self, installed};
 use crate::port::free_port;
 use crate::support::{self, Barewire, Ended, PATIENCE, TestFile, start};
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -337,31 +335,22 @@ fn the_next_server_of_a_port_is_reached_when_the_first_has_ended() {
 }
 
 /// Compiles `hca/rdma_cm.c`; `None` if something is missing.
-fn compiled(name: &str) -> Option<TestFile> {
-    if !installed("cc", "gcc") || !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
-        println!("skipped: no rdma/rdma_cma.h (Debian: librdmacm-dev)");
-        return None;
-    }
-    let program = TestFile::new(name, 0);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/rdma_cm.c");
-    let arguments = ["-Wall", "-Wno-unused-result", "-o", program.path(), source];
-    let mut compiler = Command::new("cc");
-    let compiled = compiler.args(arguments).args(["-lrdmacm", "-libverbs"]).output().unwrap();
-    assert!(compiled.status.success(), "{compiled:?}");
-    Some(program)
+fn compiled() -> Option<TestFile> {
+    let header = ("rdma/rdma_cma.h", "librdmacm-dev");
+    hca::compiled("rdma_cm", header, &["-Wno-unused-result", "-lrdmacm", "-libverbs"])
 }
 
 /// The child inherits the sockets by which peers find the listener and notice the end.
 #[test]
 fn a_forked_child_does_not_stand_for_its_killed_parent() {
-    let Some(program) = compiled("forked") else { return };
+    let Some(program) = compiled() else { return };
     let ended = start(&["hca", "run", "--", program.path(), "forked"]).end(PATIENCE);
     assert!(ended.status.success() && ended.stdout == "disconnected\n", "{ended:#?}");
 }
 
 #[test]
 fn explanations_that_nobody_reads_do_not_stop_connections() {
-    let Some(program) = compiled("unread") else { return };
+    let Some(program) = compiled() else { return };
     let port = free_port().to_string();
     let words = ["hca", "run", "--explain", "--", program.path(), "unread", &port];
     let ended = start(&words).end(PATIENCE);

@@ -156,12 +156,16 @@ fn all_ranks_name_the_one_that_ended_first() {
             }
         });
         for (rank, error) in (0..).zip(errors).filter(|(rank, _)| *rank != first) {
-            let named = match error.unwrap() {
-                CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => rank,
-                other => panic!("rank {rank} of {size}: {other}"),
-            };
-            assert_eq!(named, first, "rank {rank} of {size}");
+            assert_eq!(named(&error.unwrap()), first, "rank {rank} of {size}");
         }
+    }
+}
+
+/// The rank that an error says has failed.
+fn named(error: &CollectiveError) -> u32 {
+    match error {
+        CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => *rank,
+        other => panic!("{other}"),
     }
 }
 
@@ -187,11 +191,7 @@ fn a_failure_that_is_noticed_outside_of_an_operation_is_reported_to_all() {
         }
     });
     for (rank, error) in errors.into_iter().take(3).enumerate() {
-        let named = match error.unwrap() {
-            CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => rank,
-            other => panic!("rank {rank}: {other}"),
-        };
-        assert_eq!(named, 3, "rank {rank}");
+        assert_eq!(named(&error.unwrap()), 3, "rank {rank}");
     }
 }
 
@@ -277,11 +277,7 @@ fn a_rank_that_ended_before_an_operation_that_still_succeeded_is_named() {
             _ => None,
         }
     });
-    let named = match errors[1].as_ref().unwrap() {
-        CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => *rank,
-        other => panic!("{other}"),
-    };
-    assert_eq!(named, 2, "{:?}", errors[1]);
+    assert_eq!(named(errors[1].as_ref().unwrap()), 2, "{:?}", errors[1]);
 }
 
 /// The link between ranks 0 and 3, which operations of 8 ranks do not use, fails; later rank 7
@@ -312,11 +308,7 @@ fn a_link_that_failed_before_two_successful_operations_explains_no_later_failure
         (rank != 7).then(|| all.barrier(node).unwrap_err())
     });
     for (rank, error) in errors.into_iter().take(7).enumerate() {
-        let named = match error.unwrap() {
-            CollectiveError::Message { rank, .. } | CollectiveError::Ended { rank, .. } => rank,
-            other => panic!("rank {rank}: {other}"),
-        };
-        assert_eq!(named, 7, "rank {rank}");
+        assert_eq!(named(&error.unwrap()), 7, "rank {rank}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
-use super::support::{Barewire, PATIENCE, start_with};
+use super::support::{Barewire, PATIENCE, TestFile, start_with};
 use crate::port::free_port;
 use std::env;
 use std::fs;
@@ -173,6 +173,29 @@ pub(crate) fn is_listening(port: u16) -> bool {
 /// Prints that a program is not installed.
 pub(crate) fn skipped(what: &str, package: &str) {
     println!("skipped: {what} not installed (Debian: {package})");
+}
+
+/// Compiles a program of `hca/`. Returns `None` if the compiler or a header is missing, which is a
+/// path below `/usr/include` and has its package.
+pub(crate) fn compiled(
+    source: &str,
+    (header, package): (&str, &str),
+    options: &[&str],
+) -> Option<TestFile> {
+    if !installed("cc", "gcc") {
+        return None;
+    }
+    if !Path::new("/usr/include").join(header).exists() {
+        skipped(header, package);
+        return None;
+    }
+    let program = TestFile::new(source, 0);
+    let source = format!("{}/tests/it/hca/{source}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Werror", "-o", program.path(), &source]).args(options);
+    let output = compiler.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
 }
 
 /// A directory that is removed on drop.
