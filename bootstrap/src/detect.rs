@@ -22,8 +22,11 @@ const START: Duration = Duration::from_mins(1);
 /// Names the descriptor of the socket at which rank 0 lets the others join.
 pub const LISTENER_VARIABLE: &str = "BAREWIRE_BOOTSTRAP_FD";
 
-/// The port of rank 0 instead of that of `MASTER_PORT`.
-const PORT_VARIABLE: &str = "BAREWIRE_BOOTSTRAP_PORT";
+/// Holds the port of rank 0 instead of that of `MASTER_PORT`.
+pub const PORT_VARIABLE: &str = "BAREWIRE_BOOTSTRAP_PORT";
+
+/// `True` if torchrun has a store at `MASTER_PORT`.
+pub const STORE_VARIABLE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
 /// The variables that [`detect_in`] reads.
 pub trait Environment {
@@ -273,7 +276,7 @@ fn port_of(environment: &dyn Environment, master: u16) -> Result<u16, DetectErro
     if let Some(port) = environment.get(PORT_VARIABLE).filter(|port| !port.is_empty()) {
         return Ok(parse(PORT_VARIABLE, &port, 1, u64::from(u16::MAX))? as u16);
     }
-    let is_taken = environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|it| it == "True");
+    let is_taken = environment.get(STORE_VARIABLE).is_some_and(|it| it == "True");
     let next = master.checked_add(1).unwrap_or(master.saturating_sub(1));
     Ok(if is_taken { next } else { master })
 }

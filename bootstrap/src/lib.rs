@@ -55,7 +55,9 @@ mod tcp;
 use std::fmt;
 use std::time::Duration;
 
-pub use detect::{Environment, LISTENER_VARIABLE, detect, detect_in, runtime};
+pub use detect::{
+    Environment, LISTENER_VARIABLE, PORT_VARIABLE, STORE_VARIABLE, detect, detect_in, runtime,
+};
 pub use directory::Directory;
 pub use error::{DetectError, Error, MissingVariable};
 pub use pmi1::Pmi1;

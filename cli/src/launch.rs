@@ -9,7 +9,7 @@ use crate::args::RunArgs;
 use crate::child::{end_with_parent, exit_code};
 use crate::error::{Error, local};
 use crate::output::error_line;
-use barewire_bootstrap::LISTENER_VARIABLE;
+use barewire_bootstrap::{LISTENER_VARIABLE, PORT_VARIABLE, STORE_VARIABLE};
 use barewire_tcp::descriptors;
 use barewire_tcp::interfaces::advise;
 use barewire_tcp::key::{KEY_VARIABLE, Key};
@@ -38,8 +38,8 @@ const OTHERS: [&str; 7] = [
     "PMI_SIZE",
     "PMIX_NAMESPACE",
     "PMIX_RANK",
-    "BAREWIRE_BOOTSTRAP_PORT",
-    "TORCHELASTIC_USE_AGENT_STORE",
+    PORT_VARIABLE,
+    STORE_VARIABLE,
 ];
 
 /// Running ranks. Dropping the value ends them.

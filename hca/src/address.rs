@@ -46,8 +46,8 @@ pub(crate) fn group(gid: [u8; 16]) -> Option<IpAddr> {
 }
 
 /// Returns the address to which datagrams to a group go on the wire, from ports with addresses like
-/// `own`. InfiniBand has groups of any GID of multicast, also on ports with IPv4 addresses: there, a
-/// group of 239.0.0.0/8 stands for one, chosen by a hash (FNV-1a) of the GID.
+/// `own`. InfiniBand has groups of any GID of multicast, also on ports with IPv4 addresses: there,
+/// a group of 239.0.0.0/8 stands for one, chosen by a hash (FNV-1a) of the GID.
 pub(crate) fn group_on_wire(gid: [u8; 16], port_type: PortType, own: IpAddr) -> Option<IpAddr> {
     let group = group(gid)?;
     if port_type != PortType::InfiniBand || group.is_ipv4() || own.is_ipv6() {

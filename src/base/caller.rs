@@ -122,16 +122,8 @@ impl CompletionRecord {
         self.count.get()
     }
 
-    /// Returns the status as a `ucs_status_t` (ucs/type/status.h): 0, or the code of the first
-    /// error since [`reset`](Self::reset).
-    ///
-    /// | code | causes |
-    /// |---|---|
-    /// | -16, `UCS_ERR_CANCELED` | [`Canceled`](Cause::Canceled), [`Flushed`](Cause::Flushed) |
-    /// | -23, `UCS_ERR_REJECTED` | [`Unauthenticated`](Cause::Unauthenticated) |
-    /// | -25, `UCS_ERR_CONNECTION_RESET` | [`Disconnected`](Cause::Disconnected), [`RemoteAccess`](Cause::RemoteAccess), [`RemoteOperation`](Cause::RemoteOperation) |
-    /// | -80, `UCS_ERR_ENDPOINT_TIMEOUT` | [`PeerUnreachable`](Cause::PeerUnreachable), [`ReceiverNotReady`](Cause::ReceiverNotReady) |
-    /// | -3, `UCS_ERR_IO_ERROR` | every other |
+    /// Returns the status as a `ucs_status_t` (ucs/type/status.h): 0, or the [code](status_of) of
+    /// the first error since [`reset`](Self::reset).
     pub fn status(&self) -> i8 {
         self.status.get()
     }
@@ -145,7 +137,7 @@ impl CompletionRecord {
     pub(crate) fn fail(&self, error: OperationError) -> bool {
         let is_first = self.status.get() == 0;
         if is_first {
-            self.status.set(code(error.cause));
+            self.status.set(status_of(error.cause));
         }
         is_first
     }
@@ -174,7 +166,16 @@ const CONNECTION_RESET: i8 = -25;
 const ENDPOINT_TIMEOUT: i8 = -80;
 const IO_ERROR: i8 = -3;
 
-fn code(cause: Cause) -> i8 {
+/// Returns the `ucs_status_t` of a cause.
+///
+/// | code | causes |
+/// |---|---|
+/// | -16, `UCS_ERR_CANCELED` | [`Canceled`](Cause::Canceled), [`Flushed`](Cause::Flushed) |
+/// | -23, `UCS_ERR_REJECTED` | [`Unauthenticated`](Cause::Unauthenticated) |
+/// | -25, `UCS_ERR_CONNECTION_RESET` | [`Disconnected`](Cause::Disconnected), [`RemoteAccess`](Cause::RemoteAccess), [`RemoteOperation`](Cause::RemoteOperation) |
+/// | -80, `UCS_ERR_ENDPOINT_TIMEOUT` | [`PeerUnreachable`](Cause::PeerUnreachable), [`ReceiverNotReady`](Cause::ReceiverNotReady) |
+/// | -3, `UCS_ERR_IO_ERROR` | every other |
+pub fn status_of(cause: Cause) -> i8 {
     match cause {
         Cause::Canceled | Cause::Flushed => CANCELED,
         Cause::Unauthenticated => REJECTED,
@@ -289,10 +290,10 @@ mod tests {
     #[test]
     fn codes_lead_back_to_a_cause_with_the_same_code() {
         for known in [CANCELED, REJECTED, CONNECTION_RESET, ENDPOINT_TIMEOUT, IO_ERROR] {
-            assert_eq!(code(cause(known)), known);
+            assert_eq!(status_of(cause(known)), known);
         }
         for of_ucx in [Cause::RemoteAccess, Cause::RemoteOperation] {
-            assert_eq!(code(of_ucx), CONNECTION_RESET);
+            assert_eq!(status_of(of_ucx), CONNECTION_RESET);
         }
     }
 }

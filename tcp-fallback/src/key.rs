@@ -196,7 +196,7 @@ impl fmt::Debug for Key {
 }
 
 /// Returns the value of an environment variable that is not empty.
-fn variable(name: &str) -> Option<OsString> {
+pub(crate) fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 

@@ -52,8 +52,8 @@ const EVENTS: usize = 64;
 const MOST_HANDSHAKES: usize = 64;
 /// One in so many descriptors of the process may belong to a pending handshake.
 const DESCRIPTORS: u64 = 16;
-/// Age at which a handshake may be dropped for a new connection. Many peers that connect at once are
-/// slow to respond: without it, they would lose their handshakes to each other.
+/// Age at which a handshake may be dropped for a new connection. Many peers that connect at once
+/// are slow to respond: without it, they would lose their handshakes to each other.
 const YOUNG: Duration = Duration::from_millis(100);
 /// How long no connection is accepted after there was no descriptor for one.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -70,7 +70,8 @@ const RESERVE: Duration = Duration::from_micros(40);
 /// Returned for a connection that is authenticated: more than its handshake costs. Or else spent:
 /// its owner sets it up, and ends it.
 const REFUND: Duration = Duration::from_micros(100);
-/// Refunds that can accumulate for connections beside those that are open, and the time of one more.
+/// Refunds that can accumulate for connections beside those that are open, and the time of one
+/// more.
 const MOST_REFUNDS: u32 = 256;
 const REFUND_EVERY: Duration = Duration::from_millis(100);
 /// The token of the listening socket; handshakes have their numbers.
@@ -111,8 +112,8 @@ pub struct Authenticated {
     guest: Arc<()>,
     /// What the peer requests.
     pub claim: Claim,
-    /// It costs the peer nothing of the listener's [share](crate::share): more connections are open
-    /// than ever before, or few were made recently.
+    /// It costs the peer nothing of the listener's [share](crate::share): more connections are
+    /// open than ever before, or few were made recently.
     pub is_free: bool,
     /// It is free since more are open than ever before.
     is_growth: bool,
@@ -260,8 +261,8 @@ impl Listener {
     /// [`BAREWIRE_TCP_PORTS`](crate::ports::PORTS_VARIABLE) if that is set.
     ///
     /// # Errors
-    /// The address is not one of this host, there are no descriptors, or the variable is not a range
-    /// or has no free port.
+    /// The address is not one of this host, there are no descriptors, or the variable is not a
+    /// range or has no free port.
     pub fn open(address: impl Into<HostAddress>, key: Key, limits: Limits) -> io::Result<Self> {
         Self::open_at(address.into().at(0), key, limits)
     }
@@ -368,8 +369,8 @@ impl Listener {
         self.handshakes.is_empty() && self.paused.is_none() && !self.is_full
     }
 
-    /// Returns true if [`Self::work`] does nothing before [`Self::deadline`], although the descriptor
-    /// may be readable: do not watch it until then.
+    /// Returns true if [`Self::work`] does nothing before [`Self::deadline`], although the
+    /// descriptor may be readable: do not watch it until then.
     pub fn is_paused(&self) -> bool {
         self.paused.is_some()
     }

@@ -4,13 +4,14 @@ use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::ops::RangeInclusive;
 
+use crate::key::variable;
+
 /// Holds a range of ports, as in `47000-47999`, or one port.
 pub const PORTS_VARIABLE: &str = "BAREWIRE_TCP_PORTS";
 
 /// Returns the ports of [`PORTS_VARIABLE`], or port 0, for which the kernel chooses.
 pub(crate) fn candidates() -> io::Result<impl Iterator<Item = u16>> {
-    let range = std::env::var_os(PORTS_VARIABLE).filter(|text| !text.is_empty());
-    let range = range.map(|text| parse(&text)).transpose()?.unwrap_or(0..=0);
+    let range = variable(PORTS_VARIABLE).map(|text| parse(&text)).transpose()?.unwrap_or(0..=0);
     // Processes of a host begin at different ports, so that they seldom try the same.
     let count = u32::from(range.end().saturating_sub(*range.start())).saturating_add(1);
     let skip = std::process::id().wrapping_mul(61).checked_rem(count).unwrap_or(0) as usize;
@@ -34,10 +35,8 @@ fn parse(text: &OsStr) -> io::Result<RangeInclusive<u16>> {
 
 /// The error of a listener that found none of the ports free.
 pub(crate) fn all_in_use(error: io::Error) -> io::Error {
-    let range = std::env::var(PORTS_VARIABLE).unwrap_or_default();
-    if range.is_empty() {
-        return error;
-    }
+    let Some(range) = variable(PORTS_VARIABLE) else { return error };
+    let range = range.to_string_lossy();
     let text = format!("{error}; all of {PORTS_VARIABLE}={range} are in use: give a longer range");
     io::Error::new(error.kind(), text)
 }

@@ -191,8 +191,8 @@ pub(crate) unsafe fn contact(
     Contact::parse(&bytes[before..]).ok_or(UNREACHABLE)
 }
 
-/// Checks whether an interface leads to a peer. The program takes any interface that does, so one from
-/// which only a detour leads there does not.
+/// Checks whether an interface leads to a peer. The program takes any interface that does, so one
+/// from which only a detour leads there does not.
 pub(crate) fn reaches(iface: &Iface, peer: &PeerAddress) -> Result<(), ConnectError> {
     if iface.interface.reaches_by(peer, &Routes::default())? {
         return Ok(());
@@ -348,8 +348,8 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
     })
 }
 
-/// Cancels what is outstanding before an endpoint is closed: the caller may free its completions and
-/// memory after that. Inside of progress this ends with the progress.
+/// Cancels what is outstanding before an endpoint is closed: the caller may free its completions
+/// and memory after that. Inside of progress this ends with the progress.
 #[cold]
 fn cancel(iface: &Iface, endpoint: &Endpoint) {
     /// A device needs a fraction of it.
@@ -486,8 +486,8 @@ pub(crate) unsafe extern "C" fn pending_purge(
     }
 }
 
-/// A local flush waits for acknowledgements, as that of UCX's own transports does: the peer's device
-/// has the data of puts, also if the peer's process ends before the flush. With
+/// A local flush waits for acknowledgements, as that of UCX's own transports does: the peer's
+/// device has the data of puts, also if the peer's process ends before the flush. With
 /// `UCT_FLUSH_FLAG_REMOTE`, RDMA devices read from the peer, so that the data is in its memory.
 pub(crate) unsafe extern "C" fn flush(
     ep: *mut Ep,

@@ -21,7 +21,7 @@ use crate::log::Level;
 use crate::md::{Md, of_md};
 use crate::status::{
     BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
-    of_cause, of_handler, of_open, of_result,
+    of_handler, of_open, of_result,
 };
 use crate::stub::{self, Stub};
 use crate::text;
@@ -164,7 +164,13 @@ impl Iface {
             // The handler may have destroyed this one, too.
             if self.endpoints.borrow().contains(&ep) {
                 // SAFETY: as above, and the handler and its argument are the caller's.
-                unsafe { handler(self.error_argument, ep.as_ptr(), of_cause(error.cause)) };
+                unsafe {
+                    handler(
+                        self.error_argument,
+                        ep.as_ptr(),
+                        barewire::caller::status_of(error.cause),
+                    )
+                };
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use barewire::{
-    Cause, ConnectError, HandlerError, KeyError, MemoryError, OpenError, Post, PostError, Posted,
+    ConnectError, HandlerError, KeyError, MemoryError, OpenError, Post, PostError, Posted,
 };
 
 /// `ucs_status_t`: an enum of one byte.
@@ -21,12 +21,14 @@ pub(crate) const BUFFER_TOO_SMALL: Status = -11;
 pub(crate) const NO_ELEM: Status = -12;
 pub(crate) const NO_DEVICE: Status = -14;
 pub(crate) const BUSY: Status = -15;
+#[cfg(test)]
 pub(crate) const CANCELED: Status = -16;
 pub(crate) const EXCEEDS_LIMIT: Status = -21;
 pub(crate) const UNSUPPORTED: Status = -22;
 pub(crate) const REJECTED: Status = -23;
 pub(crate) const NOT_CONNECTED: Status = -24;
 pub(crate) const CONNECTION_RESET: Status = -25;
+#[cfg(test)]
 pub(crate) const ENDPOINT_TIMEOUT: Status = -80;
 
 /// Runs a function of set-up; a panic becomes an I/O error.
@@ -143,20 +145,11 @@ pub(crate) fn of_handler(error: HandlerError) -> Status {
     }
 }
 
-/// Returns the status for the error handler of an endpoint, by the table of
-/// [`barewire::caller::CompletionRecord::status`].
-pub(crate) fn of_cause(cause: Cause) -> Status {
-    match cause {
-        Cause::Canceled | Cause::Flushed => CANCELED,
-        Cause::Unauthenticated => REJECTED,
-        Cause::Disconnected | Cause::RemoteAccess | Cause::RemoteOperation => CONNECTION_RESET,
-        Cause::PeerUnreachable | Cause::ReceiverNotReady => ENDPOINT_TIMEOUT,
-        _ => IO_ERROR,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use barewire::Cause;
+    use barewire::caller::status_of;
+
     use super::*;
 
     #[test]
@@ -172,11 +165,11 @@ mod tests {
     /// Those of UCX's own transports, which programs expect when a peer ends.
     #[test]
     fn failures_have_a_status_each() {
-        assert_eq!(of_cause(Cause::RemoteOperation), CONNECTION_RESET);
-        assert_eq!(of_cause(Cause::RemoteAccess), CONNECTION_RESET);
-        assert_eq!(of_cause(Cause::PeerUnreachable), ENDPOINT_TIMEOUT);
-        assert_eq!(of_cause(Cause::Flushed), CANCELED);
-        assert_eq!(of_cause(Cause::RemoteRequest), IO_ERROR);
+        assert_eq!(status_of(Cause::RemoteOperation), CONNECTION_RESET);
+        assert_eq!(status_of(Cause::RemoteAccess), CONNECTION_RESET);
+        assert_eq!(status_of(Cause::PeerUnreachable), ENDPOINT_TIMEOUT);
+        assert_eq!(status_of(Cause::Flushed), CANCELED);
+        assert_eq!(status_of(Cause::RemoteRequest), IO_ERROR);
     }
 
     #[test]

@@ -107,9 +107,10 @@ impl Tree {
         // What lists the directory sees these names; the preloaded library opens the devices.
         symlink(DEVICE, tree.root.join("dev/infiniband/rdma_cm"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
+        let interfaces = barewire_tcp::interfaces::list().unwrap_or_default();
         for number in 0..devices {
-            let interface = interface(addresses.get(number).copied());
-            tree.device(number, ports, link, (partition_keys, &interface))?;
+            let interface = interface(&interfaces, addresses.get(number));
+            tree.device(number, ports, link, (partition_keys, interface))?;
         }
         Ok(tree)
     }
@@ -236,10 +237,9 @@ impl Drop for Tree {
 
 /// Returns the network interface that has the address of a device: the loopback unless another one
 /// has it.
-fn interface(address: Option<IpAddr>) -> String {
-    let has = |one: &NetworkInterface| one.addresses.iter().any(|own| Some(own.ip()) == address);
-    let found = barewire_tcp::interfaces::list().unwrap_or_default().into_iter().find(has);
-    found.map_or_else(|| "lo".to_owned(), |interface| interface.name)
+fn interface<'a>(interfaces: &'a [NetworkInterface], address: Option<&IpAddr>) -> &'a str {
+    let has = |one: &&NetworkInterface| one.addresses.iter().any(|own| Some(&own.ip()) == address);
+    interfaces.iter().find(has).map_or("lo", |interface| &interface.name)
 }
 
 /// Creates a directory with a random name and locks it.

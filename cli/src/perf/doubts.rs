@@ -6,7 +6,7 @@ use crate::affinity::Ends;
 use crate::test::Test;
 use barewire::TransportId;
 
-/// The share of the time that a thread which polls runs on a CPU of its own.
+/// A polling thread that no other thread disturbs runs for at least this share of the time.
 const WHOLE_SHARE: f64 = 0.8;
 /// The average of latencies, in medians, above which some of them contain the time of other
 /// programs, and the fewest messages for this: a single interrupt can double the average of fewer.

@@ -7,10 +7,10 @@
 //! which the sequence number ensures. The last word starts as [`UNARMED`], since the first request
 //! may be all zeros.
 //!
-//! A request is for entries that no event has announced (IBTA 11.4.2.2; the context of the queue has
-//! the last that one has, `last_notified_index`). Programs that arm the queue between an event and
-//! the poll for it, such as those of perftest with `-e` and of librpma, would otherwise get a second
-//! event without an entry.
+//! A request is for entries that no event has announced (IBTA 11.4.2.2; the context of the queue
+//! has the last that one has, `last_notified_index`). Programs that arm the queue between an event
+//! and the poll for it, such as those of perftest with `-e` and of librpma, would otherwise get a
+//! second event without an entry.
 
 use barewire_layouts::doorbell::CqArm;
 
@@ -28,8 +28,8 @@ const MICROSECOND: u64 = 1000;
 pub(crate) struct Notify {
     /// The event queue.
     pub(crate) eq: u32,
-    /// Moderation: an event is due at most this many microseconds after the first completion; 0 for
-    /// no limit.
+    /// Moderation: an event is due at most this many microseconds after the first completion; 0
+    /// for no limit.
     pub(crate) period: u16,
     /// Moderation: an event is due after this many completions; 0 for no limit.
     pub(crate) max_count: u16,

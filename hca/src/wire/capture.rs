@@ -81,8 +81,9 @@ fn start(path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::ResourceBusy, "other captures write to it"))
 }
 
-/// Opens a file for packets that only its owner can read, and empties it. Returns nothing if another
-/// capture, of any process, writes to it. Links, and files and pipes of other users, are refused.
+/// Opens a file for packets that only its owner can read, and empties it. Returns nothing if
+/// another capture, of any process, writes to it. Links, and files and pipes of other users, are
+/// refused.
 fn create(path: &Path) -> io::Result<Option<File>> {
     // The open of another user's pipe could wait for ever.
     if let Ok(found) = std::fs::symlink_metadata(path) {

@@ -25,7 +25,8 @@ use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
 use crate::user_memory;
 
-/// The GUIDs of devices, by number; 0 for those that were never opened. Forked children inherit them.
+/// The GUIDs of devices, by number; 0 for those that were never opened. Forked children inherit
+/// them.
 static GUIDS: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
 
 /// A device. It stays open from its first use to the end of the process, so its address does not

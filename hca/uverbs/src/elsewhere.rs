@@ -3,10 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::explain;
+use barewire_layouts::roce::UDP_PORT;
 
-/// The port of RoCEv2, to which each device binds a socket.
-const ROCE_PORT: u16 = 4791;
+use crate::explain;
 
 /// Prints that packets for `gid` reach no device, if calls are explained and the address is of the
 /// loopback.
@@ -27,10 +26,11 @@ pub(crate) fn tell(gid: [u8; 16]) {
     }
 }
 
-/// Returns whether `sockets`, the kernel's table of UDP sockets, has one of a device at `address`.
+/// Returns whether `sockets`, the kernel's table of UDP sockets, has one of a device at `address`,
+/// which is bound to the port of RoCEv2.
 fn has_device(sockets: &str, address: Ipv4Addr) -> bool {
     let wanted = [address, Ipv4Addr::UNSPECIFIED]
-        .map(|address| format!("{:08X}:{ROCE_PORT:04X}", u32::from_ne_bytes(address.octets())));
+        .map(|address| format!("{:08X}:{UDP_PORT:04X}", u32::from_ne_bytes(address.octets())));
     sockets
         .lines()
         .filter_map(|line| line.split_whitespace().nth(1))
@@ -51,7 +51,7 @@ mod tests {
         assert!(!found());
         let other = UdpSocket::bind((address, 0)).unwrap();
         assert!(!found(), "{other:?} is at another port");
-        let _device = UdpSocket::bind((address, ROCE_PORT)).unwrap();
+        let _device = UdpSocket::bind((address, UDP_PORT)).unwrap();
         assert!(found());
     }
 }

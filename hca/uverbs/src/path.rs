@@ -34,8 +34,8 @@ pub(crate) fn is_connections(path: &CStr) -> bool {
     path == CONNECTIONS
 }
 
-/// Returns the path in the tree that replaces `path`, if it is redirected: in sysfs, or the directory
-/// of device files.
+/// Returns the path in the tree that replaces `path`, if it is redirected: in sysfs, or the
+/// directory of device files.
 pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
     let path = path.to_bytes();
     if path.strip_prefix(FOLDER).is_some_and(|rest| rest.iter().all(|&byte| byte == b'/')) {

@@ -1,7 +1,8 @@
 //! Sockets of this process alone, which a forked child closes.
 //!
-//! By these sockets, other processes find the listeners of this one and notice its end. A child that
-//! kept them would keep the names of its parent taken, and its parent alive in the eyes of peers.
+//! By these sockets, other processes find the listeners of this one and notice its end. A child
+//! that kept them would keep the names of its parent taken, and its parent alive in the eyes of
+//! peers.
 
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};

@@ -185,7 +185,8 @@ impl Process {
         }
         let has_counts = is_new && self.settings.faults && explain::is_on();
         if has_counts && !AT_EXIT.swap(true, Ordering::Relaxed) {
-            // SAFETY: the function may be called at any time. Without room for it, it is not called.
+            // SAFETY: the function may be called at any time. Without room for it, it is not
+            // called.
             unsafe { libc::atexit(at_exit) };
         }
         Ok(adapter)

@@ -231,8 +231,8 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
 }
 
 /// REREG_MR: creates an mkey with the new parameters, exchanges it with the old one, and destroys
-/// the latter. As in the kernel, the pages of a new translation count beside the old ones until then,
-/// and the same pages count once (linux mr.c: `mlx5_ib_rereg_user_mr`).
+/// the latter. As in the kernel, the pages of a new translation count beside the old ones until
+/// then, and the same pages count once (linux mr.c: `mlx5_ib_rereg_user_mr`).
 pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `enum ib_mr_rereg_flags`.
     const TRANSLATION: u32 = 1;

@@ -42,6 +42,11 @@ pub(super) struct Native {
     scope: u64,
 }
 
+/// Returns the service identifier of a port in a port space.
+pub(super) fn service(space: u16, port: u16) -> u64 {
+    u64::from(space) << 16 | u64::from(port)
+}
+
 impl Native {
     /// Returns the name of the service of a peer, or of a program that receives a request for it.
     pub(super) fn of_service(service: u64) -> Self {
@@ -72,8 +77,7 @@ impl Address {
 
     /// Returns the service that the address names for an identifier of a port space.
     pub(super) fn service(&self, space: u16) -> u64 {
-        let ip = u64::from(space) << 16 | u64::from(self.port());
-        self.native.map_or(ip, |native| native.service)
+        self.native.map_or_else(|| service(space, self.port()), |native| native.service)
     }
 
     /// Returns any address of this kind, for the other end of a connection.
@@ -93,7 +97,7 @@ impl Address {
 
     /// Returns the same with a port of `space`, to which the identifier is bound.
     pub(super) fn with_port(self, space: u16, port: u16) -> Self {
-        let service = u64::from(space) << 16 | u64::from(port);
+        let service = service(space, port);
         let native = self.native.map(|native| Native { service, mask: u64::MAX, ..native });
         Self { socket: SocketAddr::new(self.ip(), port), native }
     }

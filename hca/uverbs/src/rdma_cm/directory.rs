@@ -1,9 +1,9 @@
 //! Who listens to a service at the addresses of this machine.
 //!
 //! On a machine with an adapter, a program that listens at any address is reached by 127.0.0.1 and
-//! every other address of the machine. Software devices have addresses of their own, in each process
-//! another. A listener at any address therefore also has a name in the network namespace, an abstract
-//! socket, by which programs of the same user find the address of its device.
+//! every other address of the machine. Software devices have addresses of their own, in each
+//! process another. A listener at any address therefore also has a name in the network namespace,
+//! an abstract socket, by which programs of the same user find the address of its device.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr as SocketAddress};
@@ -151,8 +151,8 @@ fn ask(service: u64, place: u16) -> Option<Found> {
     Found::read(&text)
 }
 
-/// Opens a socket at the address where a device would have its own. It receives nothing that matters:
-/// it is closed at once.
+/// Opens a socket at the address where a device would have its own. It receives nothing that
+/// matters: it is closed at once.
 fn probe(address: IpAddr) -> Result<Socket> {
     let to = SocketAddress::new(address, UDP_PORT);
     let probe = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
@@ -165,8 +165,8 @@ fn probe(address: IpAddr) -> Result<Socket> {
 /// Returns whether a device has the address, or another machine.
 fn is_devices(address: IpAddr) -> bool {
     let error = probe(address).err().and_then(|error| error.raw_os_error());
-    // The last is for link-local addresses, whose interface is not known here. Other errors, such as
-    // a lack of descriptors, say nothing about the address.
+    // The last is for link-local addresses, whose interface is not known here. Other errors, such
+    // as a lack of descriptors, say nothing about the address.
     matches!(error, Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EINVAL))
 }
 

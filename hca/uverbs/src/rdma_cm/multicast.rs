@@ -106,21 +106,21 @@ impl State {
     }
 }
 
-/// Returns the GID of a group on InfiniBand ports: a GID itself, or the group of link-local scope that
-/// IPoIB has for an IP address (linux cma.c: `cma_set_mgid`; RFC 4391, section 4).
+/// Returns the GID of a group on InfiniBand ports: a GID itself, or the group of link-local scope
+/// that IPoIB has for an IP address (linux cma.c: `cma_set_mgid`; RFC 4391, section 4).
 fn infiniband_group(group: Address, space: u16) -> [u8; 16] {
     /// The lower byte of the signature of IPoIB, and of UDP in its place.
     const SIGNATURE: u8 = 0x1b;
     const UDP_SIGNATURE: u8 = 0x01;
+    /// The first segments of a GID that a subnet manager has chosen, but for the scope.
+    const CHOSEN: (u16, u16) = (0xff10, 0xa01b);
     let [partition, key] = DEFAULT_PKEY.to_be_bytes();
     let signature = if space == PS_UDP { UDP_SIGNATURE } else { SIGNATURE };
     let start = |version| [0xff, 0x12, version, signature, partition, key];
     let mut gid = [0; 16];
     match group.ip() {
         _ if group.native.is_some() => return address::gid(group.ip()),
-        // One that a subnet manager has chosen.
-        IpAddr::V6(group) if matches!(group.octets(), [0xff, scope, 0xa0, 0x1b, ..] if scope >> 4 == 1) =>
-        {
+        IpAddr::V6(group) if (group.segments()[0] & 0xfff0, group.segments()[1]) == CHOSEN => {
             return group.octets();
         }
         IpAddr::V4(group) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::abi::{ConnParam, Ece, EventResponse, EventType, UdParam};
-use super::address::{Address, gid, same_family};
+use super::address::{Address, gid, same_family, service};
 use super::link::{Link, Stage};
 use super::message::{Bytes, Enhancements, HOP_LIMIT, Transport};
 use super::multicast::Membership;
@@ -35,9 +35,10 @@ const QPT_XRC_TGT: u8 = 10;
 const MOST_REQUESTS: u32 = 1024;
 /// Ports for identifiers that ask for any.
 const EPHEMERAL: (u16, u16) = (32_768, 60_999);
-/// How long requests are ignored for a port that was bound and has no listener yet, or whose listener
-/// was destroyed, so that the peer repeats them. Programs such as qperf name their port before they
-/// listen to it, others such as perftest listen anew for each connection, and their peers do not wait.
+/// How long requests are ignored for a port that was bound and has no listener yet, or whose
+/// listener was destroyed, so that the peer repeats them. Programs such as qperf name their port
+/// before they listen to it, others such as perftest listen anew for each connection, and their
+/// peers do not wait.
 const OPENING: Duration = Duration::from_secs(3);
 /// Most identifiers of a process.
 const MOST_IDS: usize = 1 << 20;
@@ -74,6 +75,11 @@ pub(super) struct Route {
 }
 
 impl Port {
+    /// Returns whether it has addresses of this kind: GIDs (AF_IB) are those of InfiniBand ports.
+    fn has_kind(&self, address: &Address) -> bool {
+        address.native.is_none() || self.infiniband.is_some()
+    }
+
     /// Returns the route to the port with address `peer`. The LID of a port is the last 16 bits of
     /// its address, so ports whose addresses are otherwise equal are in one subnet.
     pub(super) fn route(&self, peer: IpAddr) -> Route {
@@ -194,7 +200,8 @@ pub(super) struct State {
     pub(super) memberships: BTreeMap<u32, Membership>,
     pub(super) channels: BTreeMap<u64, Events>,
     pub(super) outbox: Vec<Packet>,
-    /// Ports to which a program may listen in a moment, and until when requests for them are ignored.
+    /// Ports to which a program may listen in a moment, and until when requests for them are
+    /// ignored.
     opening: BTreeMap<u16, Instant>,
     /// Lines for the user, which are printed without the lock of this state.
     pub(super) explanations: Vec<String>,
@@ -365,7 +372,7 @@ impl State {
         let space = address.space(own_space)?;
         // As linux cma.c, `cma_check_port`.
         let conflict = |number: u16| {
-            let service = u64::from(space) << 16 | u64::from(number);
+            let service = service(space, number);
             self.ids.values().find_map(|other| {
                 let theirs = other.source.filter(|_| other.bound)?.ip();
                 let alike = same_family(ip, theirs);
@@ -401,10 +408,7 @@ impl State {
 
     /// Returns the port that has an address.
     fn port_at(&self, address: &Address) -> Option<usize> {
-        self.ports.iter().position(|port| {
-            let has_kind = address.native.is_none() || port.infiniband.is_some();
-            port.address == address.ip() && has_kind
-        })
+        self.ports.iter().position(|port| port.address == address.ip() && port.has_kind(address))
     }
 
     /// Returns the first port whose address has the family of `ip`.
@@ -414,15 +418,13 @@ impl State {
 
     /// Returns the port by which a destination is reached.
     fn port_to(&self, destination: &Address) -> Option<usize> {
-        let reaches = |port: &Port| {
-            let has_kind = destination.native.is_none() || port.infiniband.is_some();
-            has_kind && same_family(port.address, destination.ip())
-        };
+        let reaches =
+            |port: &Port| port.has_kind(destination) && same_family(port.address, destination.ip());
         self.port_at(destination).or_else(|| self.ports.iter().position(reaches))
     }
 
-    /// Resolves a destination, and binds the identifier if it is not bound: to the port of its source
-    /// address, or to one that reaches the destination. The result is an event.
+    /// Resolves a destination, and binds the identifier if it is not bound: to the port of its
+    /// source address, or to one that reaches the destination. The result is an event.
     pub(super) fn resolve_address(
         &mut self,
         channel: u64,
@@ -438,10 +440,8 @@ impl State {
             return Err(Errno::INVALID);
         }
         if is_native && reaching.is_none() {
-            return Err(Errno::NO_DEVICE.because(
-                "addr: an AF_IB address needs an InfiniBand port \
-                                                 (--ib)",
-            ));
+            let reason = "addr: an AF_IB address needs an InfiniBand port (--ib)";
+            return Err(Errno::NO_DEVICE.because(reason));
         }
         if entry.source.is_none() {
             let source = source.unwrap_or_else(|| destination.any());
@@ -645,7 +645,8 @@ impl State {
         }
     }
 
-    /// Notes that the program, which has just bound an identifier, may listen to its port in a moment.
+    /// Notes that the program, which has just bound an identifier, may listen to its port in a
+    /// moment.
     pub(super) fn expect_listener(&mut self, id: u32, now: Instant) {
         let source = self.ids.get(&id).and_then(|id| id.source);
         if let (Some(source), Some(until)) = (source, now.checked_add(OPENING)) {
@@ -653,15 +654,15 @@ impl State {
         }
     }
 
-    /// Returns whether the port of a service was bound, or had a listener, a moment ago. The listener
-    /// may have had another port space: perftest's server of datagrams exchanges its parameters by a
-    /// connection, and then listens to datagrams at the same port.
+    /// Returns whether the port of a service was bound, or had a listener, a moment ago. The
+    /// listener may have had another port space: perftest's server of datagrams exchanges its
+    /// parameters by a connection, and then listens to datagrams at the same port.
     pub(super) fn is_opening(&self, service: u64, now: Instant) -> bool {
         self.opening.get(&(service as u16)).is_some_and(|&until| until > now)
     }
 
-    /// Returns whether a service has a name: an identifier listens at any address, or may do so in a
-    /// moment.
+    /// Returns whether a service has a name: an identifier listens at any address, or may do so in
+    /// a moment.
     pub(super) fn is_named(&self, service: u64, now: Instant) -> bool {
         self.is_opening(service, now) || self.listener_at_any(service).is_some()
     }

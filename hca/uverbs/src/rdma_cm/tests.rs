@@ -605,8 +605,8 @@ fn two_addresses_share_a_port_if_requests_tell_them_apart() {
     let own = a.address.ip();
     let first = bind(&mut a, own).unwrap();
     assert_eq!(bind(&mut a, own), Err(Errno(libc::EADDRINUSE)));
-    // An address of the machine that no device has: each device without a listener of its own is
-    // reached by it.
+    // No device has this address of the machine: requests to a device that has no listener at its
+    // own address reach this listener.
     let machine = bind(&mut a, [192, 0, 2, 1].into()).unwrap();
     assert_eq!(bind(&mut a, [192, 0, 2, 2].into()), Err(Errno(libc::EADDRINUSE)));
     let service = a.state.ids[&first].service().unwrap();

@@ -67,7 +67,8 @@ fn a_thousand_connections_begin_and_end() {
     }
 }
 
-/// Some requests arrive before the listener ends, and were read by the program or not, others after.
+/// Some requests arrive before the listener ends, and were read by the program or not, others
+/// after.
 #[test]
 fn requests_around_the_end_of_a_listener_get_a_response() {
     const EACH: usize = 20;
