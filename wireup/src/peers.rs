@@ -90,9 +90,10 @@ impl Peers {
         Self::exchange_as(node, job, "barewire-node", timeout)
     }
 
-    /// As [`exchange`](Self::exchange), for one of several nodes of each rank: one per thread, or one
-    /// with other [`Rules`](crate::Rules), such as a single transport. The nodes that are exchanged
-    /// with one `name`, a key of the job ([`Bootstrap::put`]), are each other's peers.
+    /// As [`exchange`](Self::exchange), for one of several nodes of each rank: one per thread, or
+    /// one with other [`Rules`](crate::Rules), such as a single transport. The nodes that are
+    /// exchanged with one `name`, a key of the job ([`Bootstrap::put`]), are each other's
+    /// peers.
     ///
     /// # Errors
     /// [`ExchangeError`]

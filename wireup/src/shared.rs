@@ -114,8 +114,8 @@ impl Peers {
     /// which a rank uses once: see [`Bootstrap::put`].
     ///
     /// All ranks have to reach the memory of a rank by the same device of that rank, since the
-    /// atomics of two devices are not atomic to each other: on one host they do. Between hosts, give
-    /// each rank a second node of one transport ([`Peers::exchange_as`],
+    /// atomics of two devices are not atomic to each other: on one host they do. Between hosts,
+    /// give each rank a second node of one transport ([`Peers::exchange_as`],
     /// [`Rules::only`](crate::Rules::only)) for this memory, as the example `shared_counter` does:
     /// the first node keeps `shm` for the rest.
     ///

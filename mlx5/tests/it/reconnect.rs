@@ -1,5 +1,5 @@
-//! Queue pairs that are reset, moved to error or dropped while packets of their connection are under
-//! way.
+//! Queue pairs that are reset, moved to error or dropped while packets of their connection are
+//! under way.
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::{

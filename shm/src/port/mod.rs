@@ -57,8 +57,8 @@ pub trait Deliver {
     /// Returns true if more messages may be delivered in this call of [`Port::progress`].
     fn wants_more(&self) -> bool;
 
-    /// Returns true, once, if the source of the last message is to be held: nothing is received from
-    /// it until [`Port::release`]. [`Self::wants_more`] has returned false since.
+    /// Returns true, once, if the source of the last message is to be held: nothing is received
+    /// from it until [`Port::release`]. [`Self::wants_more`] has returned false since.
     fn takes_hold(&mut self) -> bool {
         false
     }
@@ -129,8 +129,8 @@ impl Watcher {
     }
 
     /// Makes the next progress of the port poll all sources and check the sockets, so that it
-    /// notices peers whose process has ended. While senders ask for too much over their sockets, the
-    /// check waits, for up to 0.3 s at a time.
+    /// notices peers whose process has ended. While senders ask for too much over their sockets,
+    /// the check waits, for up to 0.3 s at a time.
     pub fn examine(&self) {
         self.poll.request_socket_check();
     }

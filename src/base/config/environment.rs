@@ -171,22 +171,22 @@ pub(super) fn overrule<V: Value>(
     Ok(())
 }
 
-/// Refuses sizes of rings that variables set outside the range that is documented, also for transports
-/// that have no such ring: a program may use several.
+/// Refuses sizes of rings that variables set outside the range that is documented, also for
+/// transports that have no such ring: a program may use several.
 pub(super) fn check_rings(
     config: &InterfaceConfig,
     text_of: &impl Fn(&str) -> Option<String>,
 ) -> Result<(), ConfigError> {
-    for (setting, value, least, form) in [
-        ("send_ring", config.send_ring, 16, "a power of two from 16 to 32768"),
-        ("receive_ring", config.receive_ring, 4, "a power of two from 4 to 32768"),
-    ] {
+    let send = (16, "a power of two from 16 to 32768", "blocks of 64 bytes");
+    let receive = (4, "a power of two from 4 to 32768", "messages");
+    for (setting, value, (least, form, unit)) in
+        [("send_ring", config.send_ring, send), ("receive_ring", config.receive_ring, receive)]
+    {
         let variable = variable(setting);
         let text = text_of(&variable).filter(|text| !text.trim().is_empty());
         if let Some(text) = text
             && !((least..=32768).contains(&value) && value.is_power_of_two())
         {
-            let unit = if setting == "send_ring" { "blocks of 64 bytes" } else { "messages" };
             return Err(ConfigError { variable, text, form, unit });
         }
     }
@@ -212,7 +212,8 @@ fn like(meant: Option<&str>) -> String {
 }
 
 /// Returns the variables that are set and have this library's prefix, but are unknown: most likely
-/// misspelt. A program that calls this reports them itself: the settings do not report them as well.
+/// misspelt. A program that calls this reports them itself: the settings do not report them as
+/// well.
 pub fn unknown_variables() -> Vec<UnknownVariable> {
     REPORTED.store(true, Ordering::Relaxed);
     unknown(env::vars_os().filter_map(|(name, _)| name.into_string().ok()))

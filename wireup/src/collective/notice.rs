@@ -1,6 +1,6 @@
 //! What ranks tell each other about an operation that has failed, so that all name the same rank: a
-//! message with the number of that rank, 4 bytes, least significant byte first, and one byte that is
-//! 1 if the rank is late and may live.
+//! message with the number of that rank, 4 bytes, least significant byte first, and one byte that
+//! is 1 if the rank is late and may live.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,8 @@ const NOTICE_BYTES: usize = 5;
 pub enum Failure {
     /// Its link has failed or is closed.
     Died(Cause),
-    /// It has not responded within this time, or within [`Rules::deadline`](crate::Rules::deadline),
-    /// and may live.
+    /// It has not responded within this time, or within
+    /// [`Rules::deadline`](crate::Rules::deadline), and may live.
     Late(Option<Duration>),
 }
 
@@ -47,7 +47,8 @@ impl Collectives<'_> {
     /// on whose account `rank` has ended.
     ///
     /// A rank that was too slow ends the operations, too, but no rank says that it has died:
-    /// [`CollectiveError::TimedOut`] here, and [`CollectiveError::Ended`] with `late` on the others.
+    /// [`CollectiveError::TimedOut`] here, and [`CollectiveError::Ended`] with `late` on the
+    /// others.
     ///
     /// This reaches the ranks with which this one has exchanged messages of operations: call
     /// [`barrier`](Self::barrier) once at the start.
@@ -104,9 +105,10 @@ impl Collectives<'_> {
         result: Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         if result.is_ok() {
-            // A rank that takes part in this operation has lived after this rank began the one before.
-            // It may have sent what belongs to this operation, and ended, before this rank began it.
-            // So links that had failed before the earlier operation explain no later failure.
+            // A rank that takes part in this operation has lived after this rank began the one
+            // before. It may have sent what belongs to this operation, and ended,
+            // before this rank began it. So links that had failed before the earlier
+            // operation explain no later failure.
             self.peers.tolerate(self.before);
         }
         self.before = now;

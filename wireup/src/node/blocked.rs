@@ -124,6 +124,7 @@ mod tests {
         blocked.expire(after(now, span));
         assert!(blocked.reason(peer, old).is_none() && blocked.reason(peer, new).is_some());
     }
+
     #[test]
     fn the_first_refusal_counts_until_another_failure() {
         let (now, span) = (Instant::now(), Duration::from_secs(10));

@@ -687,8 +687,8 @@ impl Shared {
         })
     }
 
-    /// Warns that control messages to a peer take another way than between this pair, if that may be
-    /// better.
+    /// Warns that control messages to a peer take another way than between this pair, if that may
+    /// be better.
     fn report_way(&self, peer: Uuid, failed: Pair, reason: &str) {
         let Some(address) = self.address_of(&peer) else { return };
         let Some(Route::Stream(way)) = self.route(&address) else { return };

@@ -69,8 +69,9 @@ impl Default for Rules {
 impl Rules {
     /// The default, with what environment variables override: `BAREWIRE_TRANSPORTS=shm,tcp/lo` is
     /// [`only`](Self::only), `BAREWIRE_KEEPALIVE` is [`keepalive`](Self::keepalive()),
-    /// `BAREWIRE_LIVENESS=60s` is [`liveness`](Self::liveness()), and the other settings of interfaces are those of [`InterfaceConfig::from_env`], which also reports
-    /// unknown variables. What the program sets afterwards overrides the environment.
+    /// `BAREWIRE_LIVENESS=60s` is [`liveness`](Self::liveness()), and the other settings of
+    /// interfaces are those of [`InterfaceConfig::from_env`], which also reports unknown variables.
+    /// What the program sets afterwards overrides the environment.
     ///
     /// ```
     /// use barewire_wireup::{Node, Rules};
@@ -175,8 +176,7 @@ fn parse_liveness(text: &str) -> Result<Option<Duration>, ConfigError> {
         return Ok(None);
     }
     let read = InterfaceConfig::default().with_setting("keepalive", text);
-    let config = read.transpose().map_err(|error| {
-        let mut error = error;
+    let config = read.transpose().map_err(|mut error| {
         LIVENESS_VARIABLE.clone_into(&mut error.variable);
         error
     })?;

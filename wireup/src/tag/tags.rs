@@ -303,8 +303,9 @@ impl Tags {
     /// Closes a link. Its requests complete with [`TagError::Closed`], and messages that were not
     /// received are dropped. The peer is not notified.
     ///
-    /// A link that has failed or ended stays here, with its node's [`Link`] and messages that nobody
-    /// has received, until this is called: a server calls this for each client that has ended.
+    /// Until this is called, a link that has failed or ended keeps its memory: its [`Link`] and the
+    /// messages that the program has not received. A server calls this for each client that has
+    /// ended.
     pub fn close(&self, link: &TagLink) {
         if let Some(place) = self.0.links.borrow_mut().get_mut(link.0.key.slot() as usize)
             && place.as_ref().is_some_and(|known| known.key == link.0.key)
