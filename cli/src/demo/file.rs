@@ -58,8 +58,11 @@ impl Source {
         Ok(Self { file, path, length: metadata.len() })
     }
 
+    /// The path below the current directory, otherwise the whole path.
     pub(super) fn name(&self) -> String {
-        self.path.display().to_string()
+        let here = std::env::current_dir().and_then(|here| here.canonicalize());
+        let below = here.ok().and_then(|here| self.path.strip_prefix(here).ok());
+        below.unwrap_or(&self.path).display().to_string()
     }
 
     pub(super) fn length(&self) -> u64 {

@@ -38,13 +38,13 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
         None => transports::joining(),
     };
     with_second(Work::Demo, |link| {
-        out.line(format!(
+        out.line(output::entry(&format!(
             "sending {} ({}) from process {} to process {}",
             source.name(),
             units::bytes(source.length()),
             std::process::id(),
             link.peer().pid.unwrap_or_default(),
-        ))?;
+        )))?;
         let mut table = Table::default();
         let mut result = Ok(());
         for choice in &transports {
