@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 const BALL: u8 = 0;
-const ROUNDS: u64 = 10_000;
+const ROUNDS: u64 = 2000;
 
 fn main() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("second") {
