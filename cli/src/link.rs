@@ -4,8 +4,8 @@ use crate::control::{Message, PROTOCOL};
 use crate::error::{Error, chain};
 use crate::pair::Second;
 use crate::peer::{Peer, Role, Work};
-use barewire_cli::channel::{Channel, ChannelError};
 use barewire_tcp::HostAddress;
+use barewire_tcp::frames::{FrameError, Stream};
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use std::collections::VecDeque;
@@ -25,13 +25,15 @@ const EXPLANATION: Duration = Duration::from_secs(1);
 /// Time limit for an orderly end.
 const FAREWELL: Duration = Duration::from_secs(5);
 const FAREWELL_WORDS: &str = "the farewell";
+/// Bytes of the longest message of the peer.
+pub(crate) const LONGEST: usize = 64 << 10;
 /// Most messages that are received in advance.
 const INBOX: usize = 64;
 
 /// The control connection of one side.
 #[derive(Debug)]
 pub(crate) struct Link {
-    channel: Option<Channel>,
+    stream: Option<Stream>,
     peer: Peer,
     second: Option<Second>,
     inbox: VecDeque<Message>,
@@ -42,10 +44,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Greets the peer at the other end of `channel` and checks that it is compatible. The peer is
+    /// Greets the peer at the other end of `stream` and checks that it is compatible. The peer is
     /// already authenticated. `second` is the peer process if this process started it.
     pub(crate) fn open(
-        channel: Channel,
+        stream: Stream,
         role: Role,
         work: Work,
         place: Option<String>,
@@ -55,7 +57,7 @@ impl Link {
         let peer = Peer { role: role.counterpart(), pid, place };
         let now = Instant::now();
         let mut link = Self {
-            channel: Some(channel),
+            stream: Some(stream),
             peer,
             second,
             inbox: VecDeque::new(),
@@ -103,16 +105,16 @@ impl Link {
 
     /// The source address of packets to the peer.
     pub(crate) fn local(&self) -> Option<HostAddress> {
-        let address = self.channel.as_ref()?.local().ok()?;
+        let address = self.stream.as_ref()?.local().ok()?;
         Some(address.map_or(Ipv4Addr::LOCALHOST.into(), HostAddress::from))
     }
 
     /// Returns whether the peer is on this machine: both ends of the connection have the same
     /// address, or it is a Unix socket.
     pub(crate) fn is_near(&self) -> bool {
-        let peer = self.channel.as_ref().and_then(Channel::peer).map(|peer| peer.ip());
-        peer.is_none_or(|peer| {
-            self.local().is_some_and(|here| here.ip().to_canonical() == peer.to_canonical())
+        self.stream.as_ref().is_none_or(|stream| {
+            let (here, peer) = (self.local(), stream.peer().ip().to_canonical());
+            stream.is_unix() || here.is_some_and(|here| here.ip().to_canonical() == peer)
         })
     }
 
@@ -133,11 +135,11 @@ impl Link {
 
     /// Sends a message.
     pub(crate) fn send(&mut self, message: &Message, during: &str) -> Result<(), Error> {
-        let Some(channel) = &mut self.channel else {
+        let Some(stream) = &mut self.stream else {
             return Err(Error::Local("the control connection is closed".into()));
         };
         self.sent = Instant::now();
-        match channel.send(&message.to_bytes(), SEND) {
+        match stream.send(&message.to_bytes(), SEND) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.lost(&error, during)),
         }
@@ -160,8 +162,8 @@ impl Link {
         if self.peer_finished {
             return Ok(());
         }
-        while let Some(channel) = &mut self.channel {
-            match channel.try_receive() {
+        while let Some(stream) = &mut self.stream {
+            match stream.try_receive() {
                 Ok(Some(message)) => {
                     self.heard = StallTimer::new(SILENCE, now);
                     self.take_in(&message, during)?;
@@ -252,13 +254,13 @@ impl Link {
     }
 
     /// Maps an error of the control connection.
-    fn lost(&mut self, error: &ChannelError, during: &str) -> Error {
+    fn lost(&mut self, error: &FrameError, during: &str) -> Error {
         let peer = self.peer.clone();
-        if let ChannelError::TooLong { .. } = error {
+        if let FrameError::TooLong { .. } = error {
             return Error::Protocol { peer, what: error.to_string() };
         }
         // Sending may fail although the last message of the peer has already arrived.
-        while let Some(Ok(Some(message))) = self.channel.as_mut().map(Channel::try_receive) {
+        while let Some(Ok(Some(message))) = self.stream.as_mut().map(Stream::try_receive) {
             if let Err(last @ Error::PeerGaveUp { .. }) = self.take_in(&message, during) {
                 return last;
             }
@@ -293,8 +295,8 @@ impl Link {
             _ => Duration::ZERO,
         };
         let deadline = after(Instant::now(), patience);
-        if let Some(channel) = self.channel.take() {
-            channel.close(patience);
+        if let Some(stream) = self.stream.take() {
+            stream.close(patience);
         }
         if let Some(mut second) = self.second.take() {
             let ended = second.wait(deadline.saturating_duration_since(Instant::now()));

@@ -6,10 +6,12 @@
 //! there is no such directory.
 
 use crate::error::{Error, local};
-use barewire_cli::channel::Channel;
+use crate::link::LONGEST;
 use barewire_shm::Credentials;
+use barewire_tcp::frames::Stream;
+use barewire_tcp::socket::wait;
 use barewire_tcp::time::after;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
@@ -62,16 +64,11 @@ impl LocalListener {
     }
 
     /// Waits up to `timeout` for a process of this user.
-    pub(crate) fn accept(&self, timeout: Duration) -> Result<Option<Channel>, Error> {
+    pub(crate) fn accept(&self, timeout: Duration) -> Result<Option<Stream>, Error> {
         let failed = |error: io::Error| local("cannot accept a client", &error);
         let deadline = after(Instant::now(), timeout);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).unwrap_or_default();
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed(error.into())),
-            }
+            wait(&self.socket, PollFlags::IN, deadline).map_err(failed)?;
             let socket = match self.socket.accept() {
                 Ok((socket, _)) => socket,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -84,7 +81,7 @@ impl LocalListener {
                 Err(error) => return Err(failed(error)),
             };
             if peer_user(&socket).map_err(failed)? == self.user {
-                return Channel::unix(socket.into()).map(Some).map_err(failed);
+                return Stream::unix(socket.into(), LONGEST).map(Some).map_err(failed);
             }
         }
     }
@@ -100,7 +97,7 @@ impl Drop for LocalListener {
 }
 
 /// Connects to the server of this user at `port`.
-pub(crate) fn connect(port: u16) -> Result<Channel, Error> {
+pub(crate) fn connect(port: u16) -> Result<Stream, Error> {
     let user = User::own()?;
     let folder = Folder::of(user);
     let paths = folder.iter().map(|folder| SockAddr::unix(folder.socket(port)));
@@ -117,7 +114,7 @@ pub(crate) fn connect(port: u16) -> Result<Channel, Error> {
                         found.0, user.0
                     )));
                 }
-                return Channel::unix(socket.into()).map_err(failed);
+                return Stream::unix(socket.into(), LONGEST).map_err(failed);
             }
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}

@@ -122,8 +122,8 @@ fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
         let known = matches!(error, Error::PeerGaveUp { .. });
         (error, known)
     };
-    let channel = pair::attend(args.parent).map_err(unknown)?;
-    let mut link = Link::open(channel, Role::Second, args.work, None, None).map_err(unknown)?;
+    let stream = pair::attend(args.parent).map_err(unknown)?;
+    let mut link = Link::open(stream, Role::Second, args.work, None, None).map_err(unknown)?;
     let result = match args.work {
         Work::Demo => demo::follow(&mut link),
         Work::Perf => perf::follow(&mut link, None).map(drop),

@@ -1,8 +1,9 @@
 //! A second process of this program, connected to the first by a pair of unnamed Unix sockets.
 
 use crate::error::{Error, chain, local};
+use crate::link::LONGEST;
 use crate::peer::Work;
-use barewire_cli::channel::Channel;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::key::KEY_VARIABLE;
 use barewire_tcp::time::after;
 use std::collections::BTreeMap;
@@ -31,10 +32,10 @@ pub(crate) struct Second {
 
 impl Second {
     /// Starts a second process; its standard input is the other end of the connection.
-    pub(crate) fn start(work: Work) -> Result<(Self, Channel), Error> {
+    pub(crate) fn start(work: Work) -> Result<(Self, Stream), Error> {
         let fail = |error: io::Error| local("cannot start a second process", &error);
         let (near, far) = UnixStream::pair().map_err(fail)?;
-        let mut channel = Channel::unix(near).map_err(fail)?;
+        let mut stream = Stream::unix(near, LONGEST).map_err(fail)?;
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("barewire")
@@ -52,8 +53,8 @@ impl Second {
         // The socket has room for it, so this does not wait for the child. The greeting detects a
         // child that has already ended.
         let text = serde_json::to_vec(&secrets).map_err(|error| Error::Local(error.to_string()))?;
-        let _ = channel.send(&text, HAND_OVER);
-        Ok((Self { child, ended: None }, channel))
+        let _ = stream.send(&text, HAND_OVER);
+        Ok((Self { child, ended: None }, stream))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -89,24 +90,24 @@ impl Drop for Second {
 
 /// Called in the second process: returns the connection to the first, `parent`. From now on this
 /// process ends with its parent.
-pub(crate) fn attend(parent: u32) -> Result<Channel, Error> {
+pub(crate) fn attend(parent: u32) -> Result<Stream, Error> {
     let parent =
         i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
     follow_parent(parent).map_err(|error| local("cannot watch the first process", &error))?;
     let foreign =
         |_| Error::Usage("'second' is started by barewire itself, as part of a pair".into());
     let input = io::stdin().as_fd().try_clone_to_owned();
-    let input = input.and_then(|input| Channel::unix(UnixStream::from(input)));
-    let mut channel = input.map_err(foreign)?;
-    take_secrets(&mut channel)?;
-    Ok(channel)
+    let input = input.and_then(|input| Stream::unix(UnixStream::from(input), LONGEST));
+    let mut stream = input.map_err(foreign)?;
+    take_secrets(&mut stream)?;
+    Ok(stream)
 }
 
 /// Receives the secrets of the first process, and puts them into the environment.
-fn take_secrets(channel: &mut Channel) -> Result<(), Error> {
+fn take_secrets(stream: &mut Stream) -> Result<(), Error> {
     let wrong =
         |cause: &str| Error::Local(format!("lost the first process during the hand-over: {cause}"));
-    let message = channel.receive(HAND_OVER).map_err(|error| wrong(&chain(&error)))?;
+    let message = stream.receive(HAND_OVER).map_err(|error| wrong(&chain(&error)))?;
     let secrets: BTreeMap<String, String> =
         serde_json::from_slice(&message).map_err(|error| wrong(&error.to_string()))?;
     for (name, value) in secrets.iter().filter(|(name, _)| SECRETS.contains(&name.as_str())) {

@@ -1,21 +1,24 @@
 //! Connects the two processes of a command, and ends the connection.
 
 use crate::error::{Error, local};
-use crate::link::Link;
+use crate::link::{LONGEST, Link};
 use crate::local::{self as local_socket, HOW_TO_MAKE_A_KEY, LocalListener};
 use crate::output::warning_line;
 use crate::pair::Second;
 use crate::peer::{Role, Work};
 use crate::transports;
-use barewire_cli::channel::Channel;
-use barewire_cli::keyed::{self, KeyedListener};
 use barewire_tcp::HostAddress;
+use barewire_tcp::frames::{Stream, StreamListener};
+use barewire_tcp::handshake::{Claim, Purpose};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+/// A control connection addresses neither an interface nor an endpoint.
+const CLAIM: Claim =
+    Claim { purpose: Purpose::Control, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
 /// Time limit for the response of a name server.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Time limit for both ends to prove possession of the key.
@@ -26,8 +29,8 @@ pub(crate) fn with_second<T>(
     work: Work,
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (second, channel) = Second::start(work)?;
-    let mut link = Link::open(channel, Role::First, work, None, Some(second))?;
+    let (second, stream) = Second::start(work)?;
+    let mut link = Link::open(stream, Role::First, work, None, Some(second))?;
     let result = lead(&mut link);
     part(link, result)
 }
@@ -39,8 +42,8 @@ pub(crate) fn with_server<T>(
     work: Work,
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (channel, place) = connect(host, port)?;
-    let mut link = Link::open(channel, Role::Client, work, Some(place), None)?;
+    let (stream, place) = connect(host, port)?;
+    let mut link = Link::open(stream, Role::Client, work, Some(place), None)?;
     let result = lead(&mut link);
     part(link, result)
 }
@@ -49,7 +52,7 @@ pub(crate) fn with_server<T>(
 /// the same user on the same machine.
 pub(crate) enum Door {
     Local(LocalListener),
-    Keyed(Box<KeyedListener>),
+    Keyed(Box<StreamListener>),
 }
 
 impl Door {
@@ -61,7 +64,7 @@ impl Door {
             return LocalListener::bind(port).map(Self::Local);
         };
         let address = bind.unwrap_or(Ipv4Addr::LOCALHOST.into()).at(port);
-        match KeyedListener::bind(address, key) {
+        match StreamListener::bind(address, key, CLAIM, LONGEST) {
             Ok(listener) => Ok(Self::Keyed(Box::new(listener))),
             Err(error) => Err(local(format!("cannot listen on {address}"), &error)),
         }
@@ -75,7 +78,7 @@ impl Door {
     }
 
     /// Waits for an authenticated client. Warns of others, once in a second at most.
-    pub(crate) fn accept(&mut self) -> Result<Channel, Error> {
+    pub(crate) fn accept(&mut self) -> Result<Stream, Error> {
         const AGAIN: Duration = Duration::from_secs(1);
         let mut reported = self.refused();
         loop {
@@ -88,8 +91,8 @@ impl Door {
                 ));
                 reported = refused;
             }
-            if let Some(channel) = accepted {
-                return Ok(channel);
+            if let Some(stream) = accepted {
+                return Ok(stream);
             }
         }
     }
@@ -103,7 +106,7 @@ impl Door {
     }
 
     /// Waits up to `timeout` for an authenticated client.
-    pub(crate) fn accept_within(&mut self, timeout: Duration) -> Result<Option<Channel>, Error> {
+    pub(crate) fn accept_within(&mut self, timeout: Duration) -> Result<Option<Stream>, Error> {
         let listener = match self {
             Self::Local(listener) => return listener.accept(timeout),
             Self::Keyed(listener) => listener,
@@ -135,9 +138,9 @@ pub(crate) fn with_client<T>(
     let mut door = Door::open(bind, port)?;
     listening(&door)?;
     loop {
-        let channel = door.accept()?;
-        let place = channel.peer().map(|address| address.to_string());
-        let served = Link::open(channel, Role::Server, work, place, None).and_then(|mut link| {
+        let stream = door.accept()?;
+        let place = (!stream.is_unix()).then(|| stream.peer().to_string());
+        let served = Link::open(stream, Role::Server, work, place, None).and_then(|mut link| {
             let result = follow(&mut link);
             part(link, result)
         });
@@ -159,7 +162,7 @@ pub(crate) fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> 
 
 /// Connects to the first address of `host` that responds, and returns it as text. `host` may be
 /// several names of one host, separated by commas. Without a key only this machine can be reached.
-fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
+fn connect(host: &str, port: u16) -> Result<(Stream, String), Error> {
     let Some(key) = transports::key()? else {
         if host.parse::<barewire::TransportId>().is_ok() {
             return Err(Error::Usage(format!(
@@ -182,8 +185,8 @@ fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
             }
         };
         for address in addresses {
-            match keyed::connect(address, &key, PROOF) {
-                Ok(channel) => return Ok((channel, address.to_string())),
+            match Stream::connect(address, &key, CLAIM, LONGEST, PROOF) {
+                Ok(stream) => return Ok((stream, address.to_string())),
                 Err(error) => refusals.push(format!("{address}: {error}")),
             }
         }

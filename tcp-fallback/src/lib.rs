@@ -5,6 +5,7 @@
 //! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they have it |
 //! | [`listener`], [`connector`] | accepting and opening connections, up to the proof |
 //! | [`socket`], [`outbox`] | a nonblocking connection, and the bytes that wait to be sent on it |
+//! | [`frames`] | messages over a connection, each behind its length |
 //! | [`seal`] | records, which protect the bytes after the handshake |
 //! | [`stall_timer`] | timeouts that ignore time in which this process made no progress |
 //! | [`HostAddress`] | an address with the scope that some need |
@@ -38,6 +39,7 @@
 mod address;
 pub mod connector;
 pub mod descriptors;
+pub mod frames;
 pub mod handshake;
 #[doc(hidden)]
 pub mod inbox;

@@ -19,7 +19,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -99,6 +99,13 @@ impl Default for Limits {
             peer_timeout: Duration::from_secs(30),
             protected: true,
         }
+    }
+}
+
+impl Limits {
+    /// The default ones for connections to `address`: with records, except on the loopback interface.
+    pub fn toward(address: IpAddr) -> Self {
+        Self { protected: !address.is_loopback(), ..Self::default() }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -47,6 +48,13 @@ impl Socket {
         let this = Self { fd: socket.into(), peer, seal: seal.map(Box::new), _guest: None };
         this.set_timeout(timeout)?;
         Ok(this)
+    }
+
+    /// Takes over a connected Unix socket. The peer's address is unspecified.
+    pub(crate) fn unix(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let peer = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+        Ok(Self { fd: socket.into(), peer, seal: None, _guest: None })
     }
 
     /// The listener that accepted it counts it until it is dropped.
@@ -226,6 +234,24 @@ fn sent(result: Result<usize, Errno>) -> io::Result<usize> {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Waits until `descriptor` is ready, or a signal arrives. Returns false after the deadline, whether
+/// or not it is ready.
+///
+/// # Errors
+/// Those of ppoll(2).
+pub fn wait(descriptor: &impl AsFd, events: PollFlags, deadline: Instant) -> io::Result<bool> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Ok(false);
+    }
+    // A time that the kernel cannot express is for ever.
+    let timeout = Timespec::try_from(left).ok();
+    match poll(&mut [PollFd::new(descriptor, events)], timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(true),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use barewire_cli::channel::Channel;
+use barewire_tcp::frames::Stream;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -10,6 +10,8 @@ use std::time::Duration;
 use support::{Barewire, PATIENCE, PROMISE, control, control_name, start};
 
 const SOON: Duration = Duration::from_secs(30);
+/// Bytes of the longest message of a server.
+const LONGEST: usize = 64 << 10;
 
 fn server(more: &[&str]) -> (Barewire, String) {
     let mut server =
@@ -112,8 +114,8 @@ fn a_server_of_another_kind() {
     let port = format!("{}", 20_000 + std::process::id() % 10_000);
     let listener = UnixListener::bind_addr(&control_name(&port)).unwrap();
     let client = start(&["hello", "-n", "127.0.0.1", "-p", &port]);
-    let mut channel = Channel::unix(listener.accept().unwrap().0).unwrap();
-    channel.send(b"220 mail.example ESMTP", SOON).unwrap();
+    let mut stream = Stream::unix(listener.accept().unwrap().0, LONGEST).unwrap();
+    stream.send(b"220 mail.example ESMTP", SOON).unwrap();
     let ended = client.end(PROMISE);
     assert!(ended.failed().contains("cannot be read"), "{ended:#?}");
 }
@@ -128,11 +130,11 @@ fn a_perf_server_is_no_hello_server() {
 }
 
 /// A client that implements the control protocol by hand.
-struct Hand(Channel);
+struct Hand(Stream);
 
 impl Hand {
     fn connect(port: &str) -> Self {
-        Self(Channel::unix(control(port)).unwrap())
+        Self(Stream::unix(control(port), LONGEST).unwrap())
     }
 
     fn greet(port: &str) -> Self {

@@ -4,7 +4,6 @@ mod arguments;
 #[allow(dead_code, reason = "the tests of wireup use the rest")]
 #[path = "../../../wireup/tests/hosts/bench.rs"]
 mod bench;
-mod channel;
 mod config;
 mod demo;
 mod doctor;

@@ -2,11 +2,14 @@
 
 use barewire::PeerAddress;
 use barewire::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
-use barewire_cli::channel::{LIMIT, Parsed, parse};
+use barewire_tcp::frames::Received;
 use barewire_wireup::address::WorkerAddress;
 use bolero::check;
 
 use crate::script::bytes_to;
+
+/// Bytes of the longest message.
+const LIMIT: usize = 64 << 10;
 
 #[test]
 fn any_addresses() {
@@ -37,14 +40,15 @@ fn any_addresses() {
 #[test]
 fn any_frames() {
     check!().with_generator(bytes_to(256)).for_each(|bytes| {
-        let mut rest = bytes.as_slice();
+        let mut received = Received::new(LIMIT);
+        received.add(bytes).unwrap();
         loop {
-            match parse(rest) {
-                Ok(Parsed::Message(message)) => rest = &rest[4 + message.len()..],
-                Ok(Parsed::Need(length)) => {
-                    break assert!(length > rest.len() && length <= 4 + LIMIT);
+            match (received.take(), received.expected()) {
+                (Ok(Some(message)), _) => assert!(message.len() <= LIMIT),
+                (Ok(None), Ok(length)) => {
+                    break assert!(length > received.waiting() && length <= 4 + LIMIT);
                 }
-                Err(error) => break assert!(!error.to_string().is_empty()),
+                (Err(error), _) | (_, Err(error)) => break assert!(!error.to_string().is_empty()),
             }
         }
     });

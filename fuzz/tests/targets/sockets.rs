@@ -13,10 +13,9 @@ use barewire::{
     Access, AtomicOp, Cause, Completion, FetchResult, InterfaceConfig, PeerAddress, PostError,
     Unpack,
 };
-use barewire_cli::channel::{Channel, LIMIT};
-use barewire_cli::keyed::KeyedListener;
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
+use barewire_tcp::frames::{Stream, StreamListener};
 use barewire_tcp::handshake::{Claim, Initiator, Purpose};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::message::{Header, Kind};
@@ -32,6 +31,8 @@ use crate::script::{Script, bytes_to};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Bytes of the longest message of a control connection.
+const LIMIT: usize = 64 << 10;
 /// Limit for a message: the longest one, and the size of a read.
 const MESSAGE_MEMORY: usize = 2 << 20;
 const CHANGES: [Change; 6] =
@@ -112,8 +113,6 @@ fn any_strangers() {
 /// Data on a control connection, before and after authentication.
 #[test]
 fn anything_on_a_control_connection() {
-    let mut listener = KeyedListener::bind(SocketAddr::new(HERE, 0), key()).unwrap();
-    let address = listener.address();
     let claim = Claim {
         purpose: Purpose::Control,
         service: 0,
@@ -121,6 +120,8 @@ fn anything_on_a_control_connection() {
         from_service: 0,
         from_endpoint: 0,
     };
+    let mut listener = StreamListener::bind(SocketAddr::new(HERE, 0), key(), claim, LIMIT).unwrap();
+    let address = listener.address();
     check!().with_generator(bytes_to(512)).for_each(|bytes| {
         let listener = &mut listener;
         let mut script = Script::new(bytes);
@@ -165,7 +166,7 @@ fn anything_on_a_control_connection() {
 }
 
 /// Sends messages with correct lengths, with wrong lengths, and any bytes, and receives them.
-fn messages(script: &mut Script<'_>, peer: &mut Socket, channel: &mut Channel) {
+fn messages(script: &mut Script<'_>, peer: &mut Socket, channel: &mut Stream) {
     while !script.is_over() {
         let length = u32::from(script.number());
         let header = match script.byte() % 3 {

@@ -1,14 +1,13 @@
-//! Control connections over Unix sockets and over TCP with a key.
+//! Messages over Unix sockets and over TCP with a key.
 
-use barewire_cli::channel::{Channel, ChannelError, LIMIT, Parsed, parse};
-use barewire_cli::keyed::{self, KeyedListener};
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::frames::{self, FrameError, Received, Stream, StreamListener};
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::listener::{Limits, Listener};
 use proptest::prelude::*;
 use socket2::{Domain, Socket, Type};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -16,27 +15,33 @@ use std::time::{Duration, Instant};
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SOON: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(50);
+/// Bytes of the longest message.
+const LIMIT: usize = 64 << 10;
+const CLAIM: Claim =
+    Claim { purpose: Purpose::Control, service: 3, endpoint: 0, from_service: 0, from_endpoint: 0 };
 
 fn key(seed: u8) -> Key {
     Key::from_bytes([seed; 32])
+}
+
+fn listen(address: SocketAddr) -> io::Result<StreamListener> {
+    StreamListener::bind(address, key(1), CLAIM, LIMIT)
 }
 
 fn length(length: usize) -> [u8; 4] {
     (length as u32).to_le_bytes()
 }
 
-fn unix_pair() -> (Channel, Channel) {
+fn unix_pair() -> (Stream, Stream) {
     let (one, other) = UnixStream::pair().unwrap();
-    (Channel::unix(one).unwrap(), Channel::unix(other).unwrap())
+    (Stream::unix(one, LIMIT).unwrap(), Stream::unix(other, LIMIT).unwrap())
 }
 
 /// A TCP connection, with encrypted or plain records.
-fn tcp_pair(protected: bool) -> (Channel, Channel) {
+fn tcp_pair(protected: bool) -> (Stream, Stream) {
     let limits = Limits { protected, ..Limits::default() };
-    let purpose = Purpose::Control;
-    let claim = Claim { purpose, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
     let mut door = Listener::open(HERE, key(1), limits).unwrap();
-    let connector = Connector::start(door.address(), None, &key(1), claim, SOON, limits).unwrap();
+    let connector = Connector::start(door.address(), None, &key(1), CLAIM, SOON, limits).unwrap();
     let mut server = None;
     let client = connector.wait(|| {
         let mut admitted = Vec::new();
@@ -45,17 +50,17 @@ fn tcp_pair(protected: bool) -> (Channel, Channel) {
     });
     let (client, server) = (client.unwrap(), server.unwrap());
     assert!(client.is_protected() == protected && server.is_protected() == protected);
-    (client.into(), server.into())
+    (Stream::new(client, LIMIT), Stream::new(server, LIMIT))
 }
 
-fn pairs() -> [(Channel, Channel); 3] {
+fn pairs() -> [(Stream, Stream); 3] {
     [unix_pair(), tcp_pair(false), tcp_pair(true)]
 }
 
 /// A channel and the raw socket of its peer.
-fn raw_pair() -> (Channel, UnixStream) {
+fn raw_pair() -> (Stream, UnixStream) {
     let (channel, raw) = UnixStream::pair().unwrap();
-    (Channel::unix(channel).unwrap(), raw)
+    (Stream::unix(channel, LIMIT).unwrap(), raw)
 }
 
 #[test]
@@ -102,7 +107,7 @@ fn waiting_ends_at_the_deadline_and_harms_nothing() {
     for (mut client, mut server) in pairs() {
         let before = Instant::now();
         let error = server.receive(SHORT).unwrap_err();
-        assert!(matches!(error, ChannelError::TimedOut { what: "message", .. }), "{error}");
+        assert!(matches!(error, FrameError::TimedOut { what: "message", .. }), "{error}");
         assert!(before.elapsed() >= SHORT);
         client.send(b"late", SOON).unwrap();
         assert_eq!(server.receive(SOON).unwrap(), b"late");
@@ -132,9 +137,9 @@ fn a_send_that_finds_no_room_ends_at_the_deadline() {
             }
             assert!(sent < 10_000, "the buffers of the kernel are finite");
         };
-        assert!(matches!(error, ChannelError::TimedOut { what: "room to send", .. }), "{error}");
+        assert!(matches!(error, FrameError::TimedOut { what: "room to send", .. }), "{error}");
         let error = client.send(b"", SHORT).unwrap_err();
-        assert!(matches!(error, ChannelError::TimedOut { .. }), "{error}");
+        assert!(matches!(error, FrameError::TimedOut { .. }), "{error}");
         let sender = std::thread::spawn(move || client.send(b"last", SOON).map(|()| client));
         for _ in 0..sent {
             assert_eq!(server.receive(SOON).unwrap().len(), LIMIT);
@@ -151,9 +156,9 @@ fn the_end_of_the_peer_is_reported_after_its_last_message() {
         drop(client);
         assert_eq!(server.receive(SOON).unwrap(), b"last");
         let error = server.receive(SOON).unwrap_err();
-        assert!(matches!(error, ChannelError::PeerClosed), "{error}");
+        assert!(matches!(error, FrameError::Closed), "{error}");
         assert!(error.to_string().contains("peer closed"), "{error}");
-        assert!(matches!(server.try_receive().unwrap_err(), ChannelError::PeerClosed));
+        assert!(matches!(server.try_receive().unwrap_err(), FrameError::Closed));
     }
 }
 
@@ -166,7 +171,7 @@ fn the_last_message_survives_unread_bytes_when_closed_in_order() {
             client.close(SOON);
         });
         assert_eq!(server.receive(SOON).unwrap(), b"goodbye");
-        assert!(matches!(server.receive(SOON).unwrap_err(), ChannelError::PeerClosed));
+        assert!(matches!(server.receive(SOON).unwrap_err(), FrameError::Closed));
         drop(server);
         closer.join().unwrap();
     }
@@ -183,7 +188,7 @@ fn a_trickle_does_not_put_off_the_deadline() {
     });
     let before = Instant::now();
     let error = server.receive(SHORT).unwrap_err();
-    assert!(matches!(error, ChannelError::TimedOut { .. }), "{error}");
+    assert!(matches!(error, FrameError::TimedOut { .. }), "{error}");
     assert!(before.elapsed() < SOON);
     drop(server);
     trickle.join().unwrap();
@@ -196,7 +201,7 @@ fn a_message_that_is_cut_off_is_reported() {
     raw.write_all(b"fo").unwrap();
     drop(raw);
     let error = server.receive(SOON).unwrap_err();
-    assert!(matches!(error, ChannelError::PeerClosedEarly { received: 6, expected: 8 }), "{error}");
+    assert!(matches!(error, FrameError::ClosedEarly { received: 6, expected: 8 }), "{error}");
     assert!(error.is_peer_gone());
 }
 
@@ -205,7 +210,7 @@ fn a_peer_that_does_not_send_messages_is_refused() {
     let (mut server, mut raw) = raw_pair();
     raw.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let error = server.receive(SOON).unwrap_err();
-    assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
+    assert!(matches!(error, FrameError::TooLong { .. }), "{error}");
 }
 
 #[test]
@@ -213,26 +218,59 @@ fn a_length_over_the_limit_is_refused_before_its_message_arrives() {
     let (mut server, mut raw) = raw_pair();
     raw.write_all(&length(LIMIT + 1)).unwrap();
     let error = server.receive(SOON).unwrap_err();
-    assert!(matches!(error, ChannelError::TooLong { length } if length == LIMIT + 1), "{error}");
+    assert!(matches!(error, FrameError::TooLong { length, .. } if length == LIMIT + 1), "{error}");
+}
+
+/// The kernel takes long messages in pieces.
+#[test]
+fn a_long_message_arrives_whole() {
+    let message: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+    for (mut client, mut server) in pairs() {
+        server.limit(message.len());
+        let sent = message.clone();
+        let sender = std::thread::spawn(move || client.send(&sent, SOON).map(|()| client));
+        assert!(server.receive(SOON).unwrap() == message);
+        sender.join().unwrap().unwrap();
+    }
+}
+
+/// What follows the first part of a message that was cut off would be taken for the rest of it.
+#[test]
+fn nothing_follows_a_long_message_that_was_sent_in_part() {
+    let (mut client, raw) = raw_pair();
+    let error = client.send(&vec![7; 16 << 20], SHORT).unwrap_err();
+    assert!(matches!(error, FrameError::TimedOut { what: "room to send", .. }), "{error}");
+    raw.set_nonblocking(true).unwrap();
+    while (&raw).read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+    assert!(matches!(client.send(b"next", SHORT).unwrap_err(), FrameError::TimedOut { .. }));
 }
 
 #[test]
-fn a_message_over_the_limit_is_not_sent_and_harms_nothing() {
-    for (mut client, mut server) in pairs() {
-        let error = client.send(&vec![0; LIMIT + 1], SOON).unwrap_err();
-        assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
-        client.send(b"next", SOON).unwrap();
-        assert_eq!(server.receive(SOON).unwrap(), b"next");
+fn a_posted_message_is_refused_if_too_much_waits() {
+    let (mut client, mut server) = unix_pair();
+    let (mut posted, message) = (0, vec![7; LIMIT]);
+    while client.post(&message).is_ok() {
+        posted += 1;
+        assert!(posted < 1000, "the buffers of the kernel are finite");
     }
+    let mut received = 0;
+    while received < posted {
+        client.flush().unwrap();
+        received += usize::from(server.try_receive().unwrap().is_some());
+    }
+    assert!(client.flush().unwrap() && client.is_flushed());
+    assert_eq!(server.try_receive().unwrap(), None);
 }
 
 #[test]
 fn addresses_are_those_of_the_socket() {
     let (client, server) = tcp_pair(false);
-    assert_eq!(client.peer(), server.local().unwrap());
-    assert_eq!(server.peer(), client.local().unwrap());
+    assert_eq!(Some(client.peer()), server.local().unwrap());
+    assert_eq!(Some(server.peer()), client.local().unwrap());
+    assert!(!client.is_unix());
     let (client, _server) = unix_pair();
-    assert_eq!((client.peer(), client.local().unwrap()), (None, None));
+    assert!(client.is_unix() && client.peer().ip().is_unspecified());
+    assert_eq!(client.local().unwrap(), None);
 }
 
 #[test]
@@ -241,13 +279,13 @@ fn a_port_without_a_listener_refuses_the_connection() {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(HERE, 0).into()).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
-    let error = keyed::connect(address, &key(1), SOON).unwrap_err();
+    let error = Stream::connect(address, &key(1), CLAIM, LIMIT, SOON).unwrap_err();
     assert!(matches!(error, ConnectFailure::Refused), "{error}");
 }
 
 #[test]
 fn accept_ends_at_the_deadline() {
-    let mut listener = KeyedListener::bind(SocketAddr::new(HERE, 0), key(1)).unwrap();
+    let mut listener = listen(SocketAddr::new(HERE, 0)).unwrap();
     let before = Instant::now();
     assert!(listener.accept(SHORT).unwrap().is_none());
     assert!(before.elapsed() >= SHORT && before.elapsed() < SOON);
@@ -256,23 +294,23 @@ fn accept_ends_at_the_deadline() {
 #[test]
 fn an_address_that_is_taken_or_foreign_is_refused() {
     let taken = TcpListener::bind((HERE, 0)).unwrap();
-    assert!(KeyedListener::bind(taken.local_addr().unwrap(), key(1)).is_err());
+    assert!(listen(taken.local_addr().unwrap()).is_err());
     // TEST-NET-1 (RFC 5737) belongs to no host.
-    assert!(KeyedListener::bind("192.0.2.1:0".parse().unwrap(), key(1)).is_err());
+    assert!(listen("192.0.2.1:0".parse().unwrap()).is_err());
 }
 
 #[test]
 fn only_peers_with_the_key_are_accepted() {
-    let mut listener = KeyedListener::bind(SocketAddr::new(HERE, 0), key(1)).unwrap();
+    let mut listener = listen(SocketAddr::new(HERE, 0)).unwrap();
     let address = listener.address();
     let client = std::thread::spawn(move || {
-        let stranger = keyed::connect(address, &key(2), SOON);
+        let stranger = Stream::connect(address, &key(2), CLAIM, LIMIT, SOON);
         assert!(stranger.unwrap_err().to_string().contains("does not know this job's key"));
         // A message without a handshake.
         let mut plain = TcpStream::connect(address).unwrap();
         let _ = plain.write_all(&[&length(90)[..], &[7; 90]].concat());
         assert!(!matches!(plain.read(&mut [0; 64]), Ok(1..)), "a stranger receives bytes");
-        let mut channel = keyed::connect(address, &key(1), SOON).unwrap();
+        let mut channel = Stream::connect(address, &key(1), CLAIM, LIMIT, SOON).unwrap();
         channel.send(b"hello", SOON).unwrap();
         assert_eq!(channel.receive(SOON).unwrap(), b"welcome");
     });
@@ -298,7 +336,7 @@ proptest! {
         drop(raw);
         for _ in 0..=bytes.len() / 4 + 1 {
             if let Err(error) = server.receive(SOON) {
-                let waited = matches!(error, ChannelError::TimedOut { .. });
+                let waited = matches!(error, FrameError::TimedOut { .. });
                 prop_assert!(!waited, "{}", error);
                 return Ok(());
             }
@@ -307,29 +345,26 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..64), small: bool) {
-        let mut bytes = bytes;
-        if small && bytes.len() > 4 {
-            bytes[1..4].fill(0);
-        }
-        match parse(&bytes) {
-            Ok(Parsed::Message(message)) => prop_assert!(message.len() + 4 <= bytes.len()),
-            Ok(Parsed::Need(need)) => prop_assert!(need > bytes.len()),
-            Err(ChannelError::TooLong { length }) => prop_assert!(length > LIMIT),
-            Err(error) => prop_assert!(false, "{error}"),
-        }
-    }
-
-    #[test]
-    fn every_prefix_of_a_message_needs_more(
-        message in proptest::collection::vec(any::<u8>(), 0..200), cut in 0usize..204,
+    fn messages_are_taken_as_they_arrive(
+        messages: Vec<Vec<u8>>, pieces in proptest::collection::vec(1usize..40, 1..20),
     ) {
-        let bytes = [&length(message.len())[..], &message].concat();
-        prop_assert_eq!(parse(&bytes).unwrap(), Parsed::Message(&message));
-        let prefix = &bytes[..cut.min(bytes.len() - 1)];
-        match parse(prefix) {
-            Ok(Parsed::Need(need)) => prop_assert!(need > prefix.len() && need <= bytes.len()),
-            other => prop_assert!(false, "{other:?}"),
+        let bytes: Vec<u8> =
+            messages.iter().flat_map(|one| frames::frame(one)).collect();
+        let (mut received, mut taken, mut at) = (Received::new(LIMIT), Vec::new(), 0);
+        for piece in pieces.iter().cycle() {
+            let end = bytes.len().min(at + piece);
+            received.add(&bytes[at..end]).unwrap();
+            at = end;
+            prop_assert!(received.waiting() <= bytes.len());
+            while received.has_one().unwrap() {
+                taken.push(received.take().unwrap().unwrap());
+            }
+            prop_assert!(received.take().unwrap().is_none());
+            prop_assert!(received.expected().unwrap() > received.waiting());
+            if at == bytes.len() {
+                break;
+            }
         }
+        prop_assert_eq!((received.waiting(), taken), (0, messages));
     }
 }
