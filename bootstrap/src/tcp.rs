@@ -14,18 +14,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
 use barewire_tcp::descriptors;
+use barewire_tcp::frames::{FrameError, Stream};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
-use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::share::{Share, Slice, Terms};
-use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::socket::RECEIVE;
 use barewire_tcp::time::{after, cpu_time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -43,8 +43,6 @@ pub const CLAIM: Claim = Claim {
     from_service: 0,
     from_endpoint: 0,
 };
-/// Bytes that are handed to the socket at a time.
-const PIECE: usize = 64 << 10;
 /// Bytes of the longest message: a table of the largest jobs.
 const LONGEST: usize = 1 << 30;
 /// Bytes of the identity of a host.
@@ -120,46 +118,8 @@ pub struct Tcp {
     unpublished: BTreeMap<String, Vec<u8>>,
     fences: u32,
     /// At rank 0, the connections to ranks 1, 2, ...; elsewhere the one to rank 0.
-    peers: Vec<Channel>,
+    peers: Vec<Stream>,
     failed: Option<String>,
-}
-
-/// Sends and receives messages over one connection, until a deadline.
-#[derive(Debug)]
-struct Channel {
-    socket: Socket,
-    outbox: Outbox,
-    received: Vec<u8>,
-    /// Bytes of the longest message that the other end may send.
-    longest: usize,
-}
-
-/// What ends a wait.
-#[derive(Debug)]
-enum Stop {
-    Deadline,
-    Closed,
-    Io(io::Error),
-}
-
-impl From<io::Error> for Stop {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
-                Self::Closed
-            }
-            _ => Self::Io(error),
-        }
-    }
-}
-
-/// Waits until `fd` is ready, or the deadline. Returns false after the deadline.
-fn wait(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
-    match poll(&mut [PollFd::new(&fd, flags)], timeout(deadline).as_ref()) {
-        Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(true),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 /// The timeout of ppoll(2) for a deadline; `None` if the deadline is further away than it can be.
@@ -167,102 +127,20 @@ fn timeout(deadline: Instant) -> Option<Timespec> {
     Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
 }
 
-impl Channel {
-    fn new(socket: Socket, longest: usize) -> Self {
-        Self { socket, outbox: Outbox::default(), received: Vec::new(), longest }
-    }
+/// The time until a deadline.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
 
-    /// Sends a message, and returns when the kernel has all of it.
-    fn send(&mut self, message: &[u8], deadline: Instant) -> Result<(), Stop> {
-        let length = (message.len() as u32).to_le_bytes();
-        // Freed afterwards: rank 0 has a connection to each rank.
-        let spare = Spare::default();
-        for piece in std::iter::once(&length[..]).chain(message.chunks(PIECE)) {
-            // Nothing waits in the outbox, which has room for a piece then.
-            if !self.outbox.push(&spare, piece) {
-                return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
-            }
-            loop {
-                match self.outbox.flush(&mut self.socket, &spare) {
-                    Ok(true) => break,
-                    Ok(false) => {}
-                    Err(SendError::Io(error)) => return Err(error.into()),
-                    Err(error @ SendError::Revoked) => {
-                        return Err(Stop::Io(io::Error::other(error)));
-                    }
-                }
-                if !wait(self.socket.as_fd(), PollFlags::OUT, deadline)? {
-                    return Err(Stop::Deadline);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The length of the message that is received, once it is known.
-    fn length(&self) -> Result<Option<usize>, Stop> {
-        let Some(length) = self.received.first_chunk() else { return Ok(None) };
-        let (length, longest) = (u32::from_le_bytes(*length) as usize, self.longest);
-        if length > longest {
-            let error = format!("a message of {length} bytes is over the limit of {longest}");
-            return Err(Stop::Io(io::Error::new(ErrorKind::InvalidData, error)));
-        }
-        Ok(Some(length))
-    }
-
-    /// Takes a message out of what was received, if it is whole.
-    fn take(&mut self) -> Result<Option<Vec<u8>>, Stop> {
-        let Some(length) = self.length()? else { return Ok(None) };
-        let end = size_of::<u32>() + length;
-        if self.received.len() < end {
-            return Ok(None);
-        }
-        let rest = self.received.split_off(end);
-        let mut message = std::mem::replace(&mut self.received, rest);
-        message.drain(..size_of::<u32>());
-        Ok(Some(message))
-    }
-
-    /// Reads what is there without waiting, until a message is whole or others have to be served.
-    /// `scratch` has [`RECEIVE`] bytes.
-    fn read(&mut self, scratch: &mut [u8]) -> Result<(), Stop> {
-        for _ in 0..READS {
-            let (at, known) = (self.received.len(), self.length()?);
-            let missing = known.map(|length| (size_of::<u32>() + length).saturating_sub(at));
-            if missing == Some(0) {
-                return Ok(());
-            }
-            match self.socket.receive(scratch)? {
-                Some(0) => return Err(Stop::Closed),
-                Some(count) => {
-                    if self.received.try_reserve_exact(missing.unwrap_or(0).max(count)).is_err() {
-                        return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
-                    }
-                    self.received.extend_from_slice(&scratch[..count]);
-                }
-                None => return Ok(()),
-            }
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, Stop> {
-        let mut scratch = vec![0; RECEIVE];
-        loop {
-            if let Some(message) = self.take()? {
-                return Ok(message);
-            }
-            if !wait(self.socket.as_fd(), PollFlags::IN, deadline)? {
-                return Err(Stop::Deadline);
-            }
-            // What came before the end of the stream counts.
-            let ended = self.read(&mut scratch);
-            if let Some(message) = self.take()? {
-                return Ok(message);
-            }
-            ended?;
+/// Reads what is there without waiting, until a message is whole or others have to be served.
+/// `scratch` has [`RECEIVE`] bytes.
+fn read(stream: &mut Stream, scratch: &mut [u8]) -> Result<(), FrameError> {
+    for _ in 0..READS {
+        if stream.received().has_one()? || !stream.read(scratch)? {
+            break;
         }
     }
+    Ok(())
 }
 
 fn message(kind: u32) -> Vec<u8> {
@@ -276,10 +154,6 @@ fn host() -> Vec<u8> {
     let mut host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     host.truncate(HOST);
     host
-}
-
-fn limits(address: IpAddr) -> Limits {
-    Limits { protected: !address.is_loopback(), ..Limits::default() }
 }
 
 /// What rank 0 does first.
@@ -329,7 +203,7 @@ impl Tcp {
         if config.rank != 0 {
             return Ok(Self::joined(config, join(config)?));
         }
-        let (key, limits) = (config.key.clone(), limits(config.master.ip()));
+        let (key, limits) = (config.key.clone(), Limits::toward(config.master.ip()));
         let door = Listener::open_at(config.master, key, limits)
             .map_err(|error| failed(LISTENING)(advise(config.master, &error)))?;
         Ok(Self::joined(config, serve(config, door)?))
@@ -346,7 +220,7 @@ impl Tcp {
             return Err(refused(LISTENING, format!("this process is rank {}", config.rank)));
         }
         let socket = listener.try_clone().map_err(failed(LISTENING))?;
-        let door = Listener::over(listener, config.key.clone(), limits(config.master.ip()))
+        let door = Listener::over(listener, config.key.clone(), Limits::toward(config.master.ip()))
             .map_err(failed(LISTENING))?;
         let served = serve(config, door);
         // The process that passed the socket, or a child of this one, may hold a duplicate.
@@ -384,10 +258,10 @@ impl Tcp {
     }
 
     /// What a failure of the connection to a peer means.
-    fn error(&self, peer: usize, stop: Stop, timeout: Duration) -> Error {
+    fn error(&self, peer: usize, stop: FrameError, timeout: Duration) -> Error {
         let rank = self.rank_of(peer);
         match stop {
-            Stop::Deadline => Error::TimedOut {
+            FrameError::TimedOut { .. } => Error::TimedOut {
                 runtime: Runtime::Tcp,
                 operation: "a fence",
                 waited: timeout,
@@ -397,10 +271,10 @@ impl Tcp {
                     ": rank 0 did not complete it".to_owned()
                 },
             },
-            Stop::Closed => {
+            stop if stop.is_peer_gone() => {
                 refused("a fence", format!("rank {rank} closed its connection or ended"))
             }
-            Stop::Io(source) => Error::Io { runtime: Runtime::Tcp, operation: "a fence", source },
+            stop => failed("a fence")(stop.into()),
         }
     }
 
@@ -426,7 +300,7 @@ impl Tcp {
         let deadline = after(Instant::now(), Duration::from_millis(200));
         for peer in &mut self.peers {
             // A peer that ended needs no reason.
-            let _ = peer.send(&abort, deadline);
+            let _ = peer.send(&abort, left(deadline));
         }
     }
 
@@ -460,10 +334,10 @@ impl Tcp {
         loop {
             let (begun, mut enough) = (cpu_time(), ready.is_empty());
             for peer in ready {
-                let before = self.peers[peer].received.len();
-                let ended = self.peers[peer].read(&mut scratch);
-                enough |= self.peers[peer].received.len().saturating_sub(before) >= LITTLE;
-                let message = match (self.peers[peer].take(), ended) {
+                let before = self.peers[peer].received().waiting();
+                let ended = read(&mut self.peers[peer], &mut scratch);
+                enough |= self.peers[peer].received().waiting().saturating_sub(before) >= LITTLE;
+                let message = match (self.peers[peer].received().take(), ended) {
                     (Ok(Some(message)), _) => message,
                     (Ok(None), Ok(())) => continue,
                     (Err(stop), _) | (Ok(None), Err(stop)) => {
@@ -511,7 +385,7 @@ impl Tcp {
             return Err(self.fail(refused("a fence", reason)));
         }
         for peer in 0..self.peers.len() {
-            if let Err(stop) = self.peers[peer].send(&table, deadline) {
+            if let Err(stop) = self.peers[peer].send(&table, left(deadline)) {
                 return Err(self.lost(peer, stop, timeout));
             }
         }
@@ -519,17 +393,15 @@ impl Tcp {
         Ok(())
     }
 
-    fn lost(&mut self, peer: usize, stop: Stop, timeout: Duration) -> Error {
+    fn lost(&mut self, peer: usize, stop: FrameError, timeout: Duration) -> Error {
         let error = self.error(peer, stop, timeout);
         self.fail(error)
     }
 
     /// Sleeps until some of the peers have sent something. Returns which.
     fn wait_for(&self, missing: &BTreeSet<usize>, deadline: Instant) -> io::Result<Vec<usize>> {
-        let mut fds: Vec<PollFd<'_>> = missing
-            .iter()
-            .map(|&peer| PollFd::new(&self.peers[peer].socket, PollFlags::IN))
-            .collect();
+        let mut fds: Vec<PollFd<'_>> =
+            missing.iter().map(|&peer| PollFd::new(&self.peers[peer], PollFlags::IN)).collect();
         match poll(&mut fds, timeout(deadline).as_ref()) {
             Ok(_) => {
                 let polled = missing.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
@@ -579,9 +451,9 @@ impl Tcp {
             push(&mut fence, key.as_bytes());
             push(&mut fence, &value);
         }
-        let sent = self.peers[0].send(&fence, deadline);
+        let sent = self.peers[0].send(&fence, left(deadline));
         // Rank 0 may have said why the job ends before it closed the connection.
-        let received = self.peers[0].receive(deadline);
+        let received = self.peers[0].receive(left(deadline));
         let table = match received {
             Ok(table) => table,
             Err(stop) => {
@@ -667,7 +539,7 @@ impl Bootstrap for Tcp {
 }
 
 /// The hosts of all ranks, and the connections of this one.
-type Joined = (Vec<Vec<u8>>, Vec<Channel>);
+type Joined = (Vec<Vec<u8>>, Vec<Stream>);
 
 /// Raises the soft limit of descriptors, if `count` connections need more of them.
 fn ensure_descriptors(count: u64) -> Result<(), Error> {
@@ -685,7 +557,7 @@ fn ensure_descriptors(count: u64) -> Result<(), Error> {
 /// A connection that has not joined yet.
 #[derive(Debug)]
 struct Waiting {
-    channel: Channel,
+    stream: Stream,
     /// See [`Authenticated::is_free`].
     is_free: bool,
     /// It may have something to read.
@@ -694,13 +566,13 @@ struct Waiting {
 
 impl Waiting {
     /// Reads the request to join, if it is whole.
-    fn read_join(&mut self, scratch: &mut [u8]) -> Result<Option<Vec<u8>>, Stop> {
+    fn read_join(&mut self, scratch: &mut [u8]) -> Result<Option<Vec<u8>>, FrameError> {
         // What came before the end of the stream counts.
-        let ended = self.channel.read(scratch);
-        if self.channel.received.len() > size_of::<u32>() + LONGEST_JOIN {
-            return Err(Stop::Io(ErrorKind::InvalidData.into()));
+        let ended = read(&mut self.stream, scratch);
+        if self.stream.received().waiting() > size_of::<u32>() + LONGEST_JOIN {
+            return Err(FrameError::Io(ErrorKind::InvalidData.into()));
         }
-        let message = self.channel.take()?;
+        let message = self.stream.received().take()?;
         if message.is_none() {
             ended?;
         }
@@ -724,7 +596,7 @@ fn sleep(
     let watched = waiting.iter_mut().filter(|one| one.is_free || has_time);
     let (mut flags, first): (Vec<&mut bool>, usize) = (Vec::new(), fds.len());
     for one in watched {
-        fds.push(PollFd::new(&one.channel.socket, PollFlags::IN));
+        fds.push(PollFd::new(&one.stream, PollFlags::IN));
         flags.push(&mut one.is_ready);
     }
     match poll(&mut fds, timeout(until).as_ref()) {
@@ -747,7 +619,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     let deadline = after(Instant::now(), config.timeout);
     let mut hosts = vec![Vec::new(); config.size as usize];
     hosts[0] = host();
-    let mut joined: Vec<Option<Channel>> = (0..others).map(|_| None).collect();
+    let mut joined: Vec<Option<Stream>> = (0..others).map(|_| None).collect();
     // Connected, and not yet joined, the oldest first.
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut share = Share::new(Terms::CONNECTIONS, Instant::now());
@@ -771,7 +643,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
             let soon = after(now, LAST_WORDS);
             for peer in joined.iter_mut().flatten() {
                 // A rank that has ended needs no reason.
-                let _ = peer.send(&abort, soon);
+                let _ = peer.send(&abort, left(soon));
             }
             return Err(error);
         }
@@ -786,8 +658,8 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
                 if waiting.len() >= others.max(MOST_WAITING) {
                     waiting.remove(0);
                 }
-                let channel = Channel::new(socket, LONGEST_JOIN);
-                waiting.push(Waiting { channel, is_free, is_ready: true });
+                let stream = Stream::new(socket, LONGEST_JOIN);
+                waiting.push(Waiting { stream, is_free, is_ready: true });
             }
         }
         let mut slice = share.begin(now);
@@ -805,25 +677,25 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
             let is_free = one.is_free;
             match Slice::during(slice.as_mut(), is_free, || one.read_join(&mut scratch)) {
                 Ok(Some(message)) => {
-                    let mut channel = waiting.remove(index).channel;
+                    let mut stream = waiting.remove(index).stream;
                     match admit(config, &message, &joined) {
                         Ok((rank, host)) => {
                             hosts[rank as usize] = host;
-                            channel.longest = LONGEST_FENCE;
-                            joined[rank as usize - 1] = Some(channel);
+                            stream.limit(LONGEST_FENCE);
+                            joined[rank as usize - 1] = Some(stream);
                         }
                         Err(reason) => {
                             let mut abort = self::message(kind::ABORT);
                             push(&mut abort, reason.as_bytes());
                             // The rank that is refused may have ended.
-                            let _ = channel.send(&abort, after(now, TICK));
+                            let _ = stream.send(&abort, left(after(now, TICK)));
                         }
                     }
                 }
                 Ok(None) => {
                     // A rank sends its request at once.
                     let one = &mut waiting[index];
-                    one.is_free &= one.channel.received.is_empty();
+                    one.is_free &= one.stream.received().waiting() == 0;
                     index += 1;
                 }
                 Err(_) => drop(waiting.remove(index)),
@@ -836,13 +708,13 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
         sleep(&door, &mut waiting, share.has_slice(now), until.unwrap_or(deadline))
             .map_err(failed(LISTENING))?;
     }
-    let mut peers: Vec<Channel> = joined.into_iter().flatten().collect();
+    let mut peers: Vec<Stream> = joined.into_iter().flatten().collect();
     let mut welcome = message(kind::WELCOME);
     for host in &hosts {
         push(&mut welcome, host);
     }
     for (peer, rank) in peers.iter_mut().zip(1..) {
-        peer.send(&welcome, deadline).map_err(|_| {
+        peer.send(&welcome, left(deadline)).map_err(|_| {
             refused("the start of the job", format!("rank {rank} closed its connection or ended"))
         })?;
     }
@@ -853,7 +725,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
 fn admit(
     config: &TcpConfig,
     message: &[u8],
-    joined: &[Option<Channel>],
+    joined: &[Option<Stream>],
 ) -> Result<(u32, Vec<u8>), String> {
     let mut parts = Parts(message);
     let kind = parts.number();
@@ -890,7 +762,7 @@ fn is_unreachable(master: SocketAddr, error: &io::Error) -> bool {
 fn join(config: &TcpConfig) -> Result<Joined, Error> {
     const OPERATION: &str = "connecting to rank 0";
     let deadline = after(Instant::now(), config.timeout);
-    let limits = limits(config.master.ip());
+    let limits = Limits::toward(config.master.ip());
     let socket = loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let connecting = Connector::start(config.master, None, &config.key, CLAIM, left, limits)
@@ -922,24 +794,26 @@ fn join(config: &TcpConfig) -> Result<Joined, Error> {
     };
     // An entry of a table is not longer than its cost, with the number of its rank.
     let table = (config.size as usize).saturating_mul(LONGEST_FENCE);
-    let mut channel = Channel::new(socket, table.min(LONGEST));
+    let mut stream = Stream::new(socket, table.min(LONGEST));
     let mut request = message(kind::JOIN);
     push_number(&mut request, config.rank);
     push_number(&mut request, config.size);
     push(&mut request, &host());
-    let failed = |stop| match stop {
-        Stop::Deadline => Error::TimedOut {
+    let failed = |stop: FrameError| match stop {
+        FrameError::TimedOut { .. } => Error::TimedOut {
             runtime: Runtime::Tcp,
             operation: "the start of the job",
             waited: config.timeout,
             missing: ": other ranks did not connect to rank 0".to_owned(),
         },
-        Stop::Closed => refused("the start of the job", "rank 0 closed the connection or ended"),
-        Stop::Io(source) => Error::Io { runtime: Runtime::Tcp, operation: OPERATION, source },
+        stop if stop.is_peer_gone() => {
+            refused("the start of the job", "rank 0 closed the connection or ended")
+        }
+        stop => failed(OPERATION)(stop.into()),
     };
-    channel.send(&request, deadline).map_err(failed)?;
+    stream.send(&request, left(deadline)).map_err(failed)?;
     // Rank 0 says which ranks are missing.
-    let welcome = channel.receive(after(deadline, LAST_WORDS)).map_err(failed)?;
+    let welcome = stream.receive(left(after(deadline, LAST_WORDS))).map_err(failed)?;
     let mut parts = Parts(&welcome);
     match parts.number() {
         Some(kind::WELCOME) => {}
@@ -951,7 +825,5 @@ fn join(config: &TcpConfig) -> Result<Joined, Error> {
     }
     let hosts: Option<Vec<Vec<u8>>> =
         (0..config.size).map(|_| parts.part().map(<[u8]>::to_vec)).collect();
-    hosts
-        .map(|hosts| (hosts, vec![channel]))
-        .ok_or_else(|| refused("joining the job", malformed(0)))
+    hosts.map(|hosts| (hosts, vec![stream])).ok_or_else(|| refused("joining the job", malformed(0)))
 }
