@@ -46,7 +46,6 @@ mod post;
 mod query;
 mod rkey;
 mod status;
-mod stream;
 mod stub;
 #[cfg(test)]
 mod tests;

@@ -7,14 +7,13 @@ use std::time::Instant;
 use barewire::Endpoint;
 use barewire::address::DeviceAddress;
 use barewire_tcp::connector::Connector;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::stall_timer::StallTimer;
 
-use super::{Bootstrap, GRACE, TIMEOUT};
+use super::{Bootstrap, GRACE, LONGEST, TIMEOUT};
 use crate::endpoint::{Ep, endpoint_address};
 use crate::iface::Iface;
-use crate::query::ep_address_length;
 use crate::status::Status;
-use crate::stream::Stream;
 
 pub(super) enum Link {
     /// The connection to the peer's listener is being opened.
@@ -84,16 +83,14 @@ impl Bootstrap {
     /// Advances a link that was taken out of the table, and puts it back unless it has ended. Code
     /// of the program is called after that, as it may end links.
     pub(super) fn step(&self, id: u64, link: Link, iface: &Iface, now: Instant) {
-        let transport = iface.interface.transport();
-        let length = DeviceAddress::body_length(transport) + ep_address_length(transport);
         match link {
             Link::Dialing { mut connector, ep } => match connector.advance(now) {
                 Ok(None) => self.put(id, Link::Dialing { connector, ep }),
                 Ok(Some(socket)) => {
-                    let mut stream = Stream::new(socket);
+                    let mut stream = Stream::new(socket, LONGEST);
                     // SAFETY: an endpoint ends its link before it is freed.
                     let own = message(unsafe { &ep.as_ref().endpoint });
-                    let sent = own.and_then(|own| stream.send(&own));
+                    let sent = own.and_then(|own| stream.post(&own).map_err(io::Error::from));
                     match sent.and_then(|()| self.watched.add(id, &stream)) {
                         Ok(()) => {
                             let timer = StallTimer::new(TIMEOUT, now);
@@ -104,7 +101,7 @@ impl Bootstrap {
                 }
                 Err(error) => iface.fail(ep, &error),
             },
-            Link::Asking { mut stream, ep, mut timer } => match stream.receive(|_| Ok(length)) {
+            Link::Asking { mut stream, ep, mut timer } => match stream.try_receive() {
                 Ok(None) if timer.is_over(now) => iface.fail(ep, &silent()),
                 Ok(None) => self.put(id, Link::Asking { stream, ep, timer }),
                 Ok(Some(peer)) => {
@@ -118,15 +115,15 @@ impl Bootstrap {
                         Err(error) => iface.fail(ep, &error),
                     }
                 }
-                Err(error) => iface.fail(ep, &error),
+                Err(error) => iface.fail(ep, &io::Error::from(error)),
             },
             Link::Open { mut stream } => {
                 // The endpoint itself notices the failure of its peer.
-                if matches!(stream.receive(|_| Ok(length)), Ok(None)) {
+                if matches!(stream.try_receive(), Ok(None)) {
                     self.put(id, Link::Open { stream });
                 }
             }
-            Link::Asked { mut stream, mut timer } => match stream.receive(|_| Ok(length)) {
+            Link::Asked { mut stream, mut timer } => match stream.try_receive() {
                 Ok(None) if timer.is_over(now) => crate::log::diag(&silent()),
                 Ok(None) => self.put(id, Link::Asked { stream, timer }),
                 Ok(Some(peer)) => match answer(iface, &mut stream, &peer) {
@@ -136,7 +133,7 @@ impl Bootstrap {
                 Err(error) => crate::log::diag(&error),
             },
             Link::Serving { mut stream, endpoint } => {
-                let link = match stream.receive(|_| Ok(length)) {
+                let link = match stream.try_receive() {
                     Ok(None) => Link::Serving { stream, endpoint },
                     _ => Link::Left { endpoint, since: now },
                 };
@@ -155,6 +152,6 @@ impl Bootstrap {
 fn answer(iface: &Iface, stream: &mut Stream, peer: &[u8]) -> io::Result<Endpoint> {
     let endpoint = Endpoint::new(&iface.interface).map_err(io::Error::other)?;
     connect(&endpoint, peer)?;
-    stream.send(&message(&endpoint)?)?;
+    stream.post(&message(&endpoint)?)?;
     Ok(endpoint)
 }

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use barewire::{Interface, TransportId};
 use barewire_tcp::connector::Connector;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::stall_timer::StallTimer;
@@ -44,7 +45,6 @@ use waker::Waker;
 
 use crate::endpoint::Ep;
 use crate::iface::Iface;
-use crate::stream::Stream;
 use crate::watched::{Watched, share_of_descriptors};
 use crate::worker::Worker;
 
@@ -56,6 +56,8 @@ const GRACE: Duration = Duration::from_secs(1);
 /// One in so many descriptors of the process may be a connection that a peer opened to an
 /// interface. A transport may need another descriptor for it, and a process has several interfaces.
 const DESCRIPTORS: u64 = 8;
+/// More bytes than any address of an endpoint has.
+const LONGEST: usize = 1024;
 /// The token of the listener; links have their numbers.
 const LISTENER: u64 = u64::MAX;
 
@@ -95,7 +97,7 @@ impl Bootstrap {
 
     fn with_key(iface: &Iface, worker: *mut Worker, key: Key) -> io::Result<Self> {
         let address = listen_address(&iface.interface);
-        let limits = Limits { protected: !address.is_loopback(), ..Limits::default() };
+        let limits = Limits::toward(address.ip());
         let listener = Listener::open(address, key.clone(), limits)?;
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
@@ -197,7 +199,8 @@ impl Bootstrap {
             return peer.refuse(Verdict::Full);
         }
         let id = self.number();
-        let admitted = peer.welcome().map(Stream::new).and_then(|stream| {
+        let admitted = peer.welcome().and_then(|socket| {
+            let stream = Stream::new(socket, LONGEST);
             self.watched.add(id, &stream)?;
             Ok(stream)
         });

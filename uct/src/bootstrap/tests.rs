@@ -1,5 +1,6 @@
 //! Peers that have the key, but do not keep to the protocol.
 
+use barewire_tcp::frames::Stream;
 use barewire_tcp::socket::Socket;
 
 use super::*;
@@ -47,7 +48,7 @@ fn a_silent_peer_is_disconnected() {
     let bootstrap = opened(&rig, &context);
     // SAFETY: an open handle.
     let iface = unsafe { &*rig.iface };
-    let mut stream = Stream::new(connect(&bootstrap, iface).unwrap());
+    let mut stream = Stream::new(connect(&bootstrap, iface).unwrap(), 1);
     assert!(bootstrap.links.borrow().values().all(Link::is_accepted));
     let mut now = Instant::now();
     for _ in 0..15 {
@@ -61,7 +62,7 @@ fn a_silent_peer_is_disconnected() {
     }
     assert_eq!(bootstrap.links.borrow().len(), 0);
     let end = loop {
-        match stream.receive(|_| Ok(1)) {
+        match stream.try_receive() {
             Ok(None) => std::thread::yield_now(),
             other => break other,
         }

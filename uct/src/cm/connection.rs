@@ -5,16 +5,16 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::frames::Stream;
 use barewire_tcp::handshake::HandshakeError;
 use barewire_tcp::stall_timer::StallTimer;
 
 use super::TIMEOUT;
 use super::endpoint::{Calls, CmEp};
-use super::frame::{Frame, Kind};
+use super::frame::{Frame, Kind, LONGEST};
 use crate::status::{
     BUSY, CONNECTION_RESET, INPROGRESS, IO_ERROR, NOT_CONNECTED, OK, REJECTED, Status, UNREACHABLE,
 };
-use crate::stream::Stream;
 
 /// Where the establishment of a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl Connection {
                 Ok(None) => Ok(None),
                 Ok(Some(socket)) => {
                     self.connector = None;
-                    self.stream = Some(Stream::new(socket));
+                    self.stream = Some(Stream::new(socket, LONGEST));
                     self.phase = Phase::Resolved;
                     Ok(Some(Event::Resolved))
                 }
@@ -223,7 +223,7 @@ impl Connection {
         }
         let Some(stream) = &mut self.stream else { return Ok(None) };
         stream.flush()?;
-        let received = stream.receive(Frame::length)?;
+        let received = stream.try_receive()?;
         self.finish();
         let Some(bytes) = received else {
             // The others depend on the program of the peer.

@@ -10,6 +10,7 @@ use barewire::TransportId;
 use barewire::address::DeviceAddress;
 use barewire_tcp::HostAddress;
 use barewire_tcp::connector::Connector;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::listener::Limits;
 
 use super::connection::{Connection, Event, Phase};
@@ -27,7 +28,6 @@ use crate::status::{
     BUFFER_TOO_SMALL, EXCEEDS_LIMIT, INVALID_PARAM, IO_ERROR, NOT_CONNECTED, OK, Status,
     UNREACHABLE, UNSUPPORTED, guard,
 };
-use crate::stream::Stream;
 use crate::text;
 
 /// `uct_ep_t`: the connection manager comes first, because programs call operations through it.
@@ -213,7 +213,7 @@ unsafe fn dial(cm: &Cm, params: &EpParams, calls: Calls) -> Result<NonNull<CmEp>
     }
     let source = source.map(HostAddress::from).filter(|source| !source.ip().is_unspecified());
     cm.with_core(|core| {
-        let limits = Limits { protected: !peer.ip().is_loopback(), ..Limits::default() };
+        let limits = Limits::toward(peer.ip());
         let connector = Connector::start(peer, source, &core.key, CLAIM, TIMEOUT, limits);
         let connector = connector.map_err(|error| {
             crate::log::error(&format_args!("cannot connect to {peer}: {error}"));

@@ -5,8 +5,7 @@
 //! | 0 | kind |
 //! | 1 | zero |
 //! | 2 to 3 | length of the device address |
-//! | 4 to 7 | length of the private data |
-//! | 8 and later | the address of the sender's device (`DeviceAddress::to_bytes`); the private data |
+//! | 4 and later | the address of the sender's device (`DeviceAddress::to_bytes`); the private data |
 //!
 //! Integers are little-endian. A refusal and an acknowledgement have no contents.
 
@@ -16,9 +15,9 @@ use barewire::address::DeviceAddress;
 
 /// Most bytes of a program's private data. libucp sends the address of a worker.
 pub(crate) const MOST_DATA: usize = 16 << 10;
-const HEADER: usize = 8;
-/// More than any address of a device has.
-const MOST_ADDRESS: usize = 256;
+const HEADER: usize = 4;
+/// Bytes of the longest message: no address of a device has 256.
+pub(super) const LONGEST: usize = HEADER + 256 + MOST_DATA;
 
 /// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,44 +55,32 @@ impl Frame {
         let device = self.device.map(|device| device.to_bytes()).unwrap_or_default();
         let mut bytes = vec![self.kind as u8, 0];
         bytes.extend_from_slice(&(device.len() as u16).to_le_bytes());
-        bytes.extend_from_slice(&(self.data.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&device);
         bytes.extend_from_slice(&self.data);
         bytes
     }
 
-    /// Returns the length of the message that begins with these bytes, or of its header while that
-    /// is not complete.
-    ///
-    /// # Errors
-    /// The header says more than a message may have.
-    pub(super) fn length(bytes: &[u8]) -> io::Result<usize> {
-        let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(HEADER) };
-        let address = usize::from(u16::from_le_bytes([header[2], header[3]]));
-        let data = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-        if header[1] != 0 || address > MOST_ADDRESS || data > MOST_DATA {
-            return Err(invalid("the header of its message is not valid"));
-        }
-        Ok(HEADER + address + data)
-    }
-
-    /// Parses a message of [`Self::length`] bytes.
+    /// Parses a message.
     ///
     /// # Errors
     /// It is not valid.
     pub(super) fn parse(bytes: &[u8]) -> io::Result<Self> {
-        if Self::length(bytes)? != bytes.len() || bytes.len() < HEADER {
-            return Err(invalid("its message has another length than it says"));
+        let wrong = || invalid("the header of its message is not valid");
+        let Some((&[kind, 0, low, high], rest)) = bytes.split_first_chunk::<HEADER>() else {
+            return Err(wrong());
+        };
+        let address = usize::from(u16::from_le_bytes([low, high]));
+        let (device, data) = rest.split_at_checked(address).ok_or_else(wrong)?;
+        if data.len() > MOST_DATA {
+            return Err(wrong());
         }
-        let kind = match bytes[0] {
+        let kind = match kind {
             1 => Kind::Request,
             2 => Kind::Accept,
             3 => Kind::Refuse,
             4 => Kind::Acknowledge,
             _ => return Err(invalid("its message has an unknown kind")),
         };
-        let (device, data) =
-            bytes[HEADER..].split_at(usize::from(u16::from_le_bytes([bytes[2], bytes[3]])));
         let is_plain = matches!(kind, Kind::Refuse | Kind::Acknowledge);
         if is_plain && bytes.len() != HEADER {
             return Err(invalid("its message has contents, which this kind does not have"));
@@ -121,15 +108,10 @@ mod tests {
     #[test]
     fn golden_bytes_both_ways() {
         let frame = Frame { device: None, ..whole() };
-        assert_eq!(frame.to_bytes(), *b"\x01\0\0\0\x06\0\0\0worker");
-        assert_eq!(Frame::empty(Kind::Refuse).to_bytes(), *b"\x03\0\0\0\0\0\0\0");
+        assert_eq!(frame.to_bytes(), *b"\x01\0\0\0worker");
+        assert_eq!(Frame::empty(Kind::Refuse).to_bytes(), *b"\x03\0\0\0");
         for frame in [frame, whole(), Frame::empty(Kind::Acknowledge)] {
-            let bytes = frame.to_bytes();
-            assert_eq!(Frame::length(&bytes).unwrap(), bytes.len());
-            assert_eq!(Frame::parse(&bytes).unwrap(), frame);
-            for end in 0..HEADER {
-                assert_eq!(Frame::length(&bytes[..end]).unwrap(), HEADER);
-            }
+            assert_eq!(Frame::parse(&frame.to_bytes()).unwrap(), frame);
         }
     }
 
@@ -137,10 +119,11 @@ mod tests {
     fn messages_have_limits() {
         let mut frame = Frame { data: vec![1; MOST_DATA], ..whole() };
         assert!(Frame::parse(&frame.to_bytes()).is_ok());
+        assert!(frame.to_bytes().len() <= LONGEST);
         frame.data.push(1);
-        assert!(Frame::length(&frame.to_bytes()).is_err());
-        assert!(Frame::length(&[1, 0, 1, 1, 0, 0, 0, 0]).is_err());
-        assert!(Frame::length(&[1, 1, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(Frame::parse(&frame.to_bytes()).is_err());
+        assert!(Frame::parse(&[1, 0, 1, 1]).is_err());
+        assert!(Frame::parse(&[1, 1, 0, 0]).is_err());
     }
 
     /// Any change of a byte is refused or read as another message, without a panic.
@@ -156,7 +139,7 @@ mod tests {
                 }
             }
         }
-        for end in 0..bytes.len() {
+        for end in 0..bytes.len() - whole().data.len() {
             assert!(Frame::parse(&bytes[..end]).is_err());
         }
     }

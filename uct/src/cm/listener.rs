@@ -6,17 +6,17 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use barewire_tcp::frames::Stream;
 use barewire_tcp::handshake::Verdict;
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 
 use super::connection::{Connection, Event, Phase};
-use super::frame::{Frame, Kind};
+use super::frame::{Frame, Kind, LONGEST};
 use super::{CLAIM, Cm, Core, endpoint, of_cm};
 use crate::abi::client_server::{
     ConnRequestArgs, ConnRequestCallback, ListenerAttr, ListenerParams, SockAddr,
 };
 use crate::status::{BUSY, INVALID_ADDR, INVALID_PARAM, IO_ERROR, NOT_CONNECTED, Status, guard};
-use crate::stream::Stream;
 use crate::text;
 
 /// Clients that may wait for the program unless it says how many.
@@ -182,7 +182,8 @@ impl Core {
             self.remove(oldest);
         }
         let id = self.number();
-        let welcomed = peer.welcome().map(Stream::new).and_then(|stream| {
+        let welcomed = peer.welcome().and_then(|socket| {
+            let stream = Stream::new(socket, LONGEST);
             self.events.add(id, &stream)?;
             Ok(stream)
         });
@@ -257,7 +258,7 @@ pub(crate) unsafe extern "C" fn uct_listener_create(
         // SAFETY: the caller's address.
         let address = unsafe { read_address(address, length) }?;
         open.with_core(|core| {
-            let limits = Limits { protected: !address.ip().is_loopback(), ..Limits::default() };
+            let limits = Limits::toward(address.ip());
             let opened = Listener::open_at(address, core.key.clone(), limits);
             let opened = opened.map_err(|error| {
                 crate::log::diag(&format_args!("cannot listen on {address}: {error}"));

@@ -11,12 +11,13 @@ use std::ptr::{null, null_mut};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::frames::Stream;
 use barewire_tcp::handshake::{HandshakeError, Verdict};
 use barewire_tcp::listener::Limits;
 use barewire_tcp::socket::Socket;
 
 use super::endpoint::uct_ep_query;
-use super::frame::{Frame, Kind, MOST_DATA};
+use super::frame::{Frame, Kind, LONGEST, MOST_DATA};
 use super::listener::{
     to_storage, uct_listener_create, uct_listener_destroy, uct_listener_query, uct_listener_reject,
 };
@@ -517,15 +518,16 @@ fn hostile_clients_are_disconnected_and_limited() {
     let (there, heard) = Program::new();
     let (listener, address) = server.listen(&there, 2);
     let messages = [
-        vec![9, 0, 0, 0, 0, 0, 0, 0],
-        vec![1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
+        vec![9, 0, 0, 0],
+        vec![1, 0, 0xff, 0xff],
+        vec![1; LONGEST + 1],
         Frame::empty(Kind::Accept).to_bytes(),
         Frame::empty(Kind::Acknowledge).to_bytes(),
-        vec![1, 0, 3, 0, 0, 0, 0, 0, 1, 2, 3],
+        vec![1, 0, 3, 0, 1, 2, 3],
     ];
     for message in messages {
-        let mut stream = crate::stream::Stream::new(connect(&server, address, &key).unwrap());
-        stream.send(&message).unwrap();
+        let mut stream = Stream::new(connect(&server, address, &key).unwrap(), LONGEST);
+        stream.post(&message).unwrap();
         let limit = Instant::now() + DEADLINE;
         while server.connections() > 0 {
             work(&server, Instant::now());
