@@ -6,17 +6,16 @@
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::frames::Stream;
 use barewire_tcp::share::{Share, Slice, Terms};
-use barewire_tcp::socket::{RECEIVE, Socket, is_disconnected};
+use barewire_tcp::socket::is_disconnected;
 use rustix::ioctl::{Getter, Opcode, ioctl};
 
 use crate::error::Failure;
-use crate::handshake::message::{self, Message};
+use crate::handshake::message::Message;
 use crate::mail::{HEAD, Mail, News};
 use crate::queues::Queues;
 use crate::ring::{Lines, RemoteLines};
@@ -35,111 +34,25 @@ const WHOLE: u32 = 4;
 /// Connected channels of this process.
 static CHANNELS: AtomicU32 = AtomicU32::new(0);
 
-/// Frames over a socket. No method waits.
-#[derive(Debug)]
-pub(crate) struct Stream {
-    socket: Socket,
-    outbox: Outbox,
-    spare: Spare,
-    /// Received bytes of frames, and room for more.
-    buffer: Box<[u8]>,
-    /// Those that were not taken yet.
-    taken: usize,
-    filled: usize,
+/// Sends a message, or as much of it as the kernel takes.
+pub(crate) fn send(stream: &mut Stream, message: &Message) -> io::Result<()> {
+    Ok(stream.post(&message.to_bytes())?)
 }
 
-impl Stream {
-    pub(crate) fn new(socket: Socket) -> Self {
-        let buffer = vec![0; message::MOST + RECEIVE].into();
-        let (outbox, spare) = (Outbox::default(), Spare::default());
-        Self { socket, outbox, spare, buffer, taken: 0, filled: 0 }
-    }
-
-    pub(crate) fn peer(&self) -> SocketAddr {
-        self.socket.peer()
-    }
-
-    /// Sends a frame, or as much of it as the kernel takes.
-    pub(crate) fn send(&mut self, message: &Message) -> io::Result<()> {
-        let bytes = message.to_frame();
-        if !self.outbox.push(&self.spare, &bytes) {
-            return Err(ErrorKind::OutOfMemory.into());
-        }
-        self.flush()
-    }
-
-    /// Sends what waits, as far as the kernel takes it.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        if self.outbox.is_empty() {
-            return Ok(());
-        }
-        match self.outbox.flush(&mut self.socket, &self.spare) {
-            Ok(true) => {
-                // Little is sent: a connection on which nothing waits has no buffers.
-                self.spare = Spare::default();
-                Ok(())
-            }
-            Ok(false) => Ok(()),
-            Err(SendError::Io(error)) => Err(error),
-            Err(error) => Err(io::Error::other(error)),
-        }
-    }
-
-    /// Returns whether all that was sent was handed to the kernel.
-    pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty()
-    }
-
-    /// Receives a frame, if one is there. Reads at most once. The end of the stream is
-    /// [`ErrorKind::UnexpectedEof`].
-    pub(crate) fn receive(&mut self) -> io::Result<Option<Message>> {
-        if let Some(message) = self.take()? {
-            return Ok(Some(message));
-        }
-        // An incomplete frame is shorter than `MOST`, so that there is room for a record.
-        self.buffer.copy_within(self.taken..self.filled, 0);
-        self.filled -= self.taken;
-        self.taken = 0;
-        match self.socket.receive(self.buffer.get_mut(self.filled..).unwrap_or_default())? {
-            None => Ok(None),
-            Some(0) => Err(ErrorKind::UnexpectedEof.into()),
-            Some(count) => {
-                self.filled += count;
-                self.take()
-            }
-        }
-    }
-
-    /// Takes a frame that was received.
-    fn take(&mut self) -> io::Result<Option<Message>> {
-        let held = self.buffer.get(self.taken..self.filled).unwrap_or_default();
-        let first = message::first_frame(held).map_err(io::Error::other)?;
-        Ok(first.map(|(message, length)| {
-            self.taken += length;
-            message
-        }))
-    }
-
-    /// Returns whether the peer's host has all that was sent.
-    fn is_acknowledged(&self) -> bool {
-        /// SIOCOUTQ of linux/sockios.h.
-        const UNACKNOWLEDGED: Opcode = 0x5411;
-        // SAFETY: this ioctl(2) of a TCP socket writes an `int`, to which the getter has a pointer,
-        // and accesses no other memory.
-        let bytes = unsafe { ioctl(&self.socket, Getter::<UNACKNOWLEDGED, c_int>::new()) };
-        self.is_flushed() && bytes == Ok(0)
-    }
-
-    /// Ends this half after what was sent.
-    pub(crate) fn finish(&self) {
-        self.socket.finish();
-    }
+/// Receives a message, if one is there.
+pub(crate) fn receive(stream: &mut Stream) -> io::Result<Option<Message>> {
+    let read = |bytes: Vec<u8>| Message::from_bytes(&bytes).map_err(io::Error::other);
+    stream.try_receive()?.map(read).transpose()
 }
 
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
+/// Returns whether the peer's host has all that was sent.
+fn is_acknowledged(stream: &Stream) -> bool {
+    /// SIOCOUTQ of linux/sockios.h.
+    const UNACKNOWLEDGED: Opcode = 0x5411;
+    // SAFETY: this ioctl(2) of a TCP socket writes an `int`, to which the getter has a pointer, and
+    // accesses no other memory.
+    let bytes = unsafe { ioctl(stream, Getter::<UNACKNOWLEDGED, c_int>::new()) };
+    stream.is_flushed() && bytes == Ok(0)
 }
 
 /// The peer of a connected channel, as seen over the control connection and by its letters.
@@ -293,9 +206,9 @@ impl Peer {
         while self.cut.is_none() {
             // A message may wait.
             if let Err(error) = self.stream.flush() {
-                self.unsent.get_or_insert(error);
+                self.unsent.get_or_insert(error.into());
             }
-            match self.stream.receive() {
+            match receive(&mut self.stream) {
                 Ok(Some(message)) => {
                     self.streamed = self.streamed.saturating_add(1);
                     if self.mail.take(self.streamed) {
@@ -363,7 +276,7 @@ impl Peer {
         }
         self.mail.push(message.to_frame());
         if self.cut.is_none()
-            && let Err(error) = self.stream.send(message)
+            && let Err(error) = send(&mut self.stream, message)
         {
             // What the peer sent before shows whether it has left.
             self.unsent.get_or_insert(error);
@@ -378,14 +291,14 @@ impl Peer {
     /// Reports to the peer that this end is closed, and that the groups before `done` are complete.
     pub(crate) fn close(&mut self, done: u64) {
         // If it fails, the peer learns it from the end of the stream, or from a letter.
-        let _ = self.stream.send(&Message::Close { done });
+        let _ = send(&mut self.stream, &Message::Close { done });
         self.stream.finish();
         self.mail.close(done);
     }
 
     /// Returns whether the peer, or its host, knows what this end has sent last.
     pub(crate) fn is_told(&self, queues: &[Queues]) -> bool {
-        let by_stream = self.cut.is_none() && self.stream.is_acknowledged();
+        let by_stream = self.cut.is_none() && is_acknowledged(&self.stream);
         by_stream || self.mail.is_delivered(queues)
     }
 }

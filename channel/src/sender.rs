@@ -14,7 +14,9 @@ use core::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::control::{Peer, Stream};
+use barewire_tcp::frames::Stream;
+
+use crate::control::Peer;
 use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};

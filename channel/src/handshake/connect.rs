@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector as TcpConnector;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::stall_timer::StallTimer;
 
-use super::message::Message;
+use super::message::{LONGEST, Message};
 use super::{Agreed, Handle, HandshakeError, Local, pairs, receive, refuse, send};
 use crate::config::Config;
-use crate::control::Stream;
 use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
@@ -90,7 +90,7 @@ impl Connector {
                     return Ok(None);
                 };
                 self.timer = StallTimer::new(self.local.config.timeout, now);
-                let mut stream = Stream::new(socket);
+                let mut stream = Stream::new(socket, LONGEST);
                 let (limits, rails) = (self.local.limits(), self.local.rails.infos());
                 send(&mut stream, &Message::Offer { limits, rails })?;
                 self.state = State::Offered(Box::new(stream));

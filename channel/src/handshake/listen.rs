@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::handshake::{Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Listener as TcpListener};
 use barewire_tcp::share::{Share, Slice, Terms};
@@ -14,10 +15,9 @@ use barewire_tcp::time::after;
 use rustix::event::{Timespec, epoll};
 
 use super::handle::TOKEN;
-use super::message::Message;
+use super::message::{LONGEST, Message};
 use super::{Agreed, Handle, HandshakeError, Local, pairs, receive, refuse, send};
 use crate::config::Config;
-use crate::control::Stream;
 use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
@@ -308,7 +308,7 @@ impl Listener {
         }
         // A connection that has failed already has nobody to report it to.
         let Ok(socket) = authenticated.welcome() else { return };
-        let (stream, number) = (Stream::new(socket), self.next);
+        let (stream, number) = (Stream::new(socket, LONGEST), self.next);
         let data = epoll::EventData::new_u64(number);
         if epoll::add(&self.epoll, &stream, data, flags(&stream)).is_ok() {
             self.next += 1;

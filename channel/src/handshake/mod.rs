@@ -16,12 +16,13 @@ use std::time::Duration;
 
 use barewire_mlx5::{Access, Error as DeviceError};
 use barewire_tcp::connector::ConnectFailure;
+use barewire_tcp::frames::Stream;
 use barewire_tcp::listener::Limits as TcpLimits;
 
 use self::message::{Limits, Message, QueuePairs};
 use self::pairing::{Pairing, PairingError};
 use crate::config::{Config, MAX_PAIRS, MAX_RAILS};
-use crate::control::Stream;
+use crate::control;
 use crate::plan::{Partner, Plan};
 use crate::queues::{Queues, Role};
 use crate::rails::{RailInfo, Rails, RailsError};
@@ -284,8 +285,8 @@ fn pairs(queues: &[Queues]) -> Vec<QueuePairs> {
 fn receive(stream: &mut Stream) -> Result<Option<Message>, HandshakeError> {
     let peer = stream.peer();
     let lost = |source| HandshakeError::Lost { peer, source };
-    stream.flush().map_err(lost)?;
-    match stream.receive().map_err(lost)? {
+    stream.flush().map_err(|error| lost(error.into()))?;
+    match control::receive(stream).map_err(lost)? {
         Some(Message::Refuse { reason }) => Err(HandshakeError::Refused { peer, reason }),
         Some(Message::Close { .. }) => Err(lost(io::ErrorKind::ConnectionAborted.into())),
         other => Ok(other),
@@ -294,13 +295,13 @@ fn receive(stream: &mut Stream) -> Result<Option<Message>, HandshakeError> {
 
 fn send(stream: &mut Stream, message: &Message) -> Result<(), HandshakeError> {
     let peer = stream.peer();
-    stream.send(message).map_err(|source| HandshakeError::Lost { peer, source })
+    control::send(stream, message).map_err(|source| HandshakeError::Lost { peer, source })
 }
 
 /// Tells the peer why the handshake failed, unless the peer knows.
 fn refuse(stream: &mut Stream, error: &HandshakeError) {
     if !matches!(error, HandshakeError::Refused { .. } | HandshakeError::Lost { .. }) {
-        let _ = stream.send(&Message::refuse(error));
+        let _ = control::send(stream, &Message::refuse(error));
         stream.finish();
     }
 }

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use self::slot::{Slot, Wrong, arrive};
+use barewire_tcp::frames::Stream;
+
 use crate::config::{MAX_GROUP, MAX_GROUPS};
-use crate::control::{Peer, Stream};
+use crate::control::Peer;
 use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};

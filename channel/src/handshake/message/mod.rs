@@ -34,8 +34,10 @@ pub use read::first_frame;
 
 /// Version of the protocol, including the ring and the immediates.
 pub const VERSION: u16 = 8;
-/// Longest frame in bytes.
+/// Longest frame in bytes, with its length.
 pub(crate) const MOST: usize = 4096;
+/// The same without its length.
+pub(crate) const LONGEST: usize = MOST - size_of::<u32>();
 /// Longest reason of a refusal in bytes.
 const MAX_REASON: usize = 2048;
 

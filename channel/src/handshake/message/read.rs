@@ -12,6 +12,15 @@ use crate::handshake::pairing::{Pairing, Partners};
 use crate::rails::{MAX_NAME, MAX_SHARE, MAX_WEIGHT, RailInfo};
 
 impl Message {
+    /// Reads a frame without its length.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (kind, body) = bytes.split_first().ok_or(Malformed::Length(0))?;
+        Self::from_body(*kind, body)
+    }
+
     /// Reads a message from its kind and body.
     ///
     /// # Errors
@@ -78,10 +87,8 @@ pub fn first_frame(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed> 
     if length == 0 || length > MOST - 4 {
         return Err(Malformed::Length(length));
     }
-    let Some((kind, body)) = rest.get(..length).and_then(<[u8]>::split_first) else {
-        return Ok(None);
-    };
-    Message::from_body(*kind, body).map(|message| Some((message, 4 + length)))
+    let Some(bytes) = rest.get(..length) else { return Ok(None) };
+    Message::from_bytes(bytes).map(|message| Some((message, 4 + length)))
 }
 
 /// The rest of a body.

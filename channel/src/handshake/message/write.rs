@@ -2,6 +2,8 @@
 
 use barewire_layouts::command::capability::PortType;
 
+use barewire_tcp::frames;
+
 use super::{Epoch, Limits, Message, QueuePairs, VERSION};
 use crate::config::MAX_RAILS;
 use crate::fail_over::Cause;
@@ -11,7 +13,12 @@ use crate::rails::RailInfo;
 impl Message {
     /// The bytes of the frame.
     pub fn to_frame(&self) -> Vec<u8> {
-        let mut to = vec![0, 0, 0, 0, self.kind() as u8];
+        frames::frame(&self.to_bytes())
+    }
+
+    /// The bytes of the frame without its length.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut to = vec![self.kind() as u8];
         match self {
             Self::Offer { limits, rails } => {
                 to.extend(VERSION.to_le_bytes());
@@ -44,10 +51,6 @@ impl Message {
                 write_pairs(&mut to, pairs);
             }
             Self::Use { at } => write_epoch(&mut to, *at),
-        }
-        let length = (to.len() - 4) as u32;
-        if let Some(place) = to.first_chunk_mut() {
-            *place = length.to_le_bytes();
         }
         to
     }
