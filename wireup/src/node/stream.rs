@@ -14,13 +14,14 @@
 //! ([`Share`]).
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::report::warn;
 use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::frames::{self, Received};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
@@ -31,7 +32,7 @@ use barewire_tcp::time::{after, cpu_time};
 use barewire_tcp::{HostAddress, Key};
 use rustix::event::epoll;
 
-use super::frame::Frames;
+use super::frame::{LONGEST, SHORTEST};
 use super::listen::Waiting;
 use crate::address::Uuid;
 use crate::plan::Pair;
@@ -73,7 +74,7 @@ struct Connection {
     socket: Socket,
     outbox: Outbox,
     /// Bytes that are not a whole frame, or whose frames this turn had no time for.
-    received: Frames,
+    received: Received,
     /// The node that claimed it in the handshake, or to which it was opened; `None` for a server of
     /// which only the socket address is known.
     node: Option<Uuid>,
@@ -177,10 +178,6 @@ pub(crate) struct Streams {
     doors_are_shut: bool,
 }
 
-fn limits(address: IpAddr) -> Limits {
-    Limits { protected: !address.is_loopback(), ..Limits::default() }
-}
-
 /// The claim of a node's connections.
 fn claim(uuid: Uuid) -> Claim {
     let number = u128::from_le_bytes(uuid.0);
@@ -235,7 +232,7 @@ impl Streams {
         address: SocketAddr,
         listener: Option<Rc<Waiting>>,
     ) -> std::io::Result<SocketAddr> {
-        let door = Listener::open_at(address, self.key.clone(), limits(address.ip()))?;
+        let door = Listener::open_at(address, self.key.clone(), Limits::toward(address.ip()))?;
         watch(&self.epoll, &door, DOORS)?;
         let address = door.address();
         self.doors.push((door, listener));
@@ -268,7 +265,7 @@ impl Streams {
         node: Option<Uuid>,
         pair: Option<(Pair, StallTimer)>,
     ) -> std::io::Result<Name> {
-        let limits = limits(address.ip());
+        let limits = Limits::toward(address.ip());
         let connector =
             Connector::start(address, source, &self.key, self.claim, self.patience, limits)?;
         let name = self.name();
@@ -345,8 +342,7 @@ impl Streams {
 
     /// Sends a frame, or drops it if too many wait.
     pub(crate) fn send(&mut self, name: Name, frame: &[u8]) {
-        let Ok(length) = u16::try_from(frame.len()) else { return };
-        let bytes = [&length.to_be_bytes(), frame].concat();
+        let bytes = frames::frame(frame);
         if let Some(connection) = self.connections.get_mut(&name) {
             if connection.outbox.waiting() < UNSENT && connection.outbox.push(&self.spare, &bytes) {
                 // An error shows when the connection is read.
@@ -550,7 +546,7 @@ impl Streams {
             let connection = Connection {
                 socket,
                 outbox: Outbox::default(),
-                received: Frames::default(),
+                received: Received::new(LONGEST),
                 node,
                 // Set by those that open it to the node's address.
                 is_proven: false,
@@ -699,18 +695,21 @@ impl Connection {
                 Ok(Some(0)) => {
                     return Err("the peer's node ended the control connection".to_owned());
                 }
-                Ok(Some(count)) => self.received.add(&scratch[..count]),
+                Ok(Some(count)) => {
+                    self.received.add(&scratch[..count]).map_err(|error| error.to_string())?;
+                }
                 Err(error) => return Err(error.to_string()),
             }
         }
-        let listener = &self.listener;
-        let mut each = |frame: &[u8]| {
-            events.push(Event::Frame(name, listener.clone(), frame.to_vec()));
-        };
-        let before = self.received.waiting();
-        let taken = self.received.take(most, &mut each);
-        self.has_spoken |= self.received.waiting() < before;
-        taken.map_err(|error| error.to_string())?;
+        for _ in 0..most {
+            let taken = self.received.take().map_err(|error| error.to_string())?;
+            let Some(frame) = taken else { break };
+            if frame.len() < SHORTEST {
+                return Err(format!("a control message of {} bytes", frame.len()));
+            }
+            self.has_spoken = true;
+            events.push(Event::Frame(name, self.listener.clone(), frame));
+        }
         Ok(true)
     }
 }

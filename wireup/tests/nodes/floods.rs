@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use barewire::PostError;
 use barewire_tcp::Key;
+use barewire_tcp::frames::frame;
 use barewire_tcp::socket::Socket;
 use barewire_wireup::address::{Uuid, WorkerAddress};
 use barewire_wireup::link::{Options, State};
@@ -15,7 +16,7 @@ use barewire_wireup::protocol::{Kind as MessageKind, Message};
 use barewire_wireup::tag;
 
 use crate::flood::{self, Other, has_no_parent, resident};
-use crate::hostile::{CONTROL, claim, frame, message, offer};
+use crate::hostile::{CONTROL, claim, message, offer};
 use crate::support::{DEADLINE, Side, alone, rules, send, until, until_connected};
 
 const HONEST: &str = "honest";
@@ -165,7 +166,7 @@ fn the_other_process() {
         "links" => flood_by_links(&names, target),
         "tags" => flood_a_lane(&names, target, tag::HANDLER, None),
         "no handler" => flood_a_lane(&names, target, UNUSED, None),
-        "empty frames" => flood_by_connections(socket(), [7; 32], &[0, 0], 40),
+        "empty frames" => flood_by_connections(socket(), [7; 32], &frame(&[]), 40),
         "wrong frames" => flood_by_connections(socket(), [7; 32], &frame(&[1; 80]), 40),
         "requests" => {
             let own = WorkerAddress::certified(&[]).unwrap();
@@ -177,7 +178,7 @@ fn the_other_process() {
             flood_by_connecting(socket(), [7; 32]);
         }
         "strangers" | "strangers at the interface" => {
-            flood_by_connections(socket(), [8; 32], &[0, 0], 40);
+            flood_by_connections(socket(), [8; 32], &frame(&[]), 40);
         }
         kind => {
             let known = MessageKind::ALL.into_iter().find(|known| format!("{known:?}") == kind);

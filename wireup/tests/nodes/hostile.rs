@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use barewire::{Domain, Interface, InterfaceConfig, PostError, TransportId, Worker};
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
+use barewire_tcp::frames::frame;
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::listener::Limits;
 use barewire_tcp::socket::{RECEIVE, Socket};
@@ -263,10 +264,6 @@ fn write(sides: &mut [Side], socket: &Socket, mut bytes: &[u8]) -> bool {
     is_open
 }
 
-pub(crate) fn frame(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
-}
-
 /// Waits until the node has ended the connection. Returns what it sent before.
 fn ended(sides: &mut [Side], socket: &mut Socket) -> Vec<u8> {
     let (mut all, mut buffer) = (Vec::new(), vec![0; RECEIVE]);
@@ -320,7 +317,7 @@ fn a_connection_ends_at_the_first_frame_that_no_node_sends() {
     let honest = message(MessageKind::Ping, own, a).to_bytes();
     let hello = [b"bL\x02H\0\0", &[0; 8][..]].concat();
     let wrong: [Vec<u8>; 5] = [
-        vec![0, 0],
+        frame(&[]),
         frame(&[1]),
         frame(&[0; 80]),
         frame(&honest[..79]),
@@ -335,7 +332,7 @@ fn a_connection_ends_at_the_first_frame_that_no_node_sends() {
             count = socket.receive(&mut buffer).expect("open").unwrap_or(0);
             count > 0
         });
-        let reply = Message::from_bytes(&buffer[2..count]).expect("a message");
+        let reply = Message::from_bytes(&buffer[4..count]).expect("a message");
         assert_eq!(reply.kind, MessageKind::Gone);
         write(&mut sides, &socket, &bytes);
         assert!(ended(&mut sides, &mut socket).is_empty());
@@ -469,7 +466,7 @@ fn begin_long_messages() {
     const CONNECTIONS: usize = 250;
     let mut sides: Vec<_> = (0..2).map(|_| Side::new(&rules(&["tcp/lo"]))).collect();
     let (control, a) = (control_of(&sides[0].node), sides[0].node.uuid());
-    let begun = [&16_000_u16.to_be_bytes()[..], &[1; 15_000]].concat();
+    let begun = [&16_000_u32.to_le_bytes()[..], &[1; 15_000]].concat();
     let before = resident();
     let mut sockets = Vec::new();
     for _ in 0..CONNECTIONS {
