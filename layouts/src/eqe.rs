@@ -7,6 +7,7 @@ use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::be::Be32;
+use crate::codes::codes;
 
 /// `owner` of an entry as the driver initialises it: the device's on the first lap.
 pub const INITIAL_OWNER: u8 = 0x01;
@@ -15,74 +16,43 @@ pub const OWNER: u8 = 0x01;
 /// Offset of the owner byte, the one that is written last.
 pub const OWNER_OFFSET: usize = 63;
 
-/// What happened (mlx5 device.h: `MLX5_EVENT_TYPE_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum EventType {
-    /// An armed completion queue has completions.
-    Completion = 0x00,
-    /// The first packet arrived at a queue pair that is ready to receive.
-    CommunicationEstablished = 0x02,
-    /// A draining send queue is empty.
-    SendQueueDrained = 0x03,
-    /// A completion queue is in error: see [`CqErrorSyndrome`].
-    CqError = 0x04,
-    /// A queue pair failed in a way that no completion can report.
-    WqCatastrophic = 0x05,
-    /// The device failed.
-    InternalError = 0x08,
-    /// A port changed: see [`PortChange`].
-    PortChange = 0x09,
-    /// Work waits for pages: see [`crate::page_fault`].
-    PageFault = 0x0c,
-    /// A responder met an invalid request.
-    WqInvalidRequest = 0x10,
-    /// A responder met a request that its rights or keys do not allow.
-    WqAccess = 0x11,
-    /// A shared receive queue failed.
-    SrqCatastrophic = 0x12,
-    /// A queue pair in error holds no WQE of its shared receive queue any more.
-    LastWqeReached = 0x13,
-    /// A shared receive queue holds fewer WQEs than its limit.
-    SrqLimit = 0x14,
-    /// All of a dynamically connected target's work is done.
-    DctDrained = 0x1c,
-    /// A request had the wrong access key for a dynamically connected target.
-    DctKeyViolation = 0x1d,
+codes! {
+    /// What happened (mlx5 device.h: `MLX5_EVENT_TYPE_*`).
+    EventType {
+        /// An armed completion queue has completions.
+        Completion = 0x00,
+        /// The first packet arrived at a queue pair that is ready to receive.
+        CommunicationEstablished = 0x02,
+        /// A draining send queue is empty.
+        SendQueueDrained = 0x03,
+        /// A completion queue is in error: see [`CqErrorSyndrome`].
+        CqError = 0x04,
+        /// A queue pair failed in a way that no completion can report.
+        WqCatastrophic = 0x05,
+        /// The device failed.
+        InternalError = 0x08,
+        /// A port changed: see [`PortChange`].
+        PortChange = 0x09,
+        /// Work waits for pages: see [`crate::page_fault`].
+        PageFault = 0x0c,
+        /// A responder met an invalid request.
+        WqInvalidRequest = 0x10,
+        /// A responder met a request that its rights or keys do not allow.
+        WqAccess = 0x11,
+        /// A shared receive queue failed.
+        SrqCatastrophic = 0x12,
+        /// A queue pair in error holds no WQE of its shared receive queue any more.
+        LastWqeReached = 0x13,
+        /// A shared receive queue holds fewer WQEs than its limit.
+        SrqLimit = 0x14,
+        /// All of a dynamically connected target's work is done.
+        DctDrained = 0x1c,
+        /// A request had the wrong access key for a dynamically connected target.
+        DctKeyViolation = 0x1d,
+    }
 }
 
 impl EventType {
-    /// Every type, in ascending order.
-    pub const ALL: [Self; 15] = [
-        Self::Completion,
-        Self::CommunicationEstablished,
-        Self::SendQueueDrained,
-        Self::CqError,
-        Self::WqCatastrophic,
-        Self::InternalError,
-        Self::PortChange,
-        Self::PageFault,
-        Self::WqInvalidRequest,
-        Self::WqAccess,
-        Self::SrqCatastrophic,
-        Self::LastWqeReached,
-        Self::SrqLimit,
-        Self::DctDrained,
-        Self::DctKeyViolation,
-    ];
-
-    /// Decodes the type byte; returns `None` for an unknown type.
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        let mut at = 0;
-        while at < Self::ALL.len() {
-            if Self::ALL[at] as u8 == bits {
-                return Some(Self::ALL[at]);
-            }
-            at += 1;
-        }
-        None
-    }
-
     /// Returns its bit in an event queue's mask. All known types are in the first of the mask's
     /// four words.
     pub const fn mask(self) -> u64 {

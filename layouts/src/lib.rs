@@ -13,6 +13,7 @@
 extern crate std;
 
 pub mod be;
+mod codes;
 pub mod command;
 pub mod cqe;
 pub mod doorbell;

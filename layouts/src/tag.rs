@@ -8,36 +8,23 @@ use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::be::{Be32, Be64};
+use crate::codes::codes;
 
 /// The most bytes of the headers of a rendezvous message, with those of the program (linux
 /// mlx5_ib.h: `MLX5_TM_MAX_RNDV_MSG_SIZE`).
 pub const MAX_RENDEZVOUS_HEADER: usize = 64;
 
-/// Kind of a message (tm_types.h: `enum ibv_tmh_op`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum TagOpcode {
-    /// It is not matched.
-    NoTag = 0,
-    /// A [`RendezvousHeader`] names the data, which the receiver reads.
-    Rendezvous = 1,
-    /// The receiver has read the data.
-    Finished = 2,
-    /// The data follows.
-    Eager = 3,
-}
-
-impl TagOpcode {
-    /// Decodes the first byte of a message.
-    #[inline]
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0 => Self::NoTag,
-            1 => Self::Rendezvous,
-            2 => Self::Finished,
-            3 => Self::Eager,
-            _ => return None,
-        })
+codes! {
+    /// Kind of a message (tm_types.h: `enum ibv_tmh_op`).
+    TagOpcode {
+        /// It is not matched.
+        NoTag = 0,
+        /// A [`RendezvousHeader`] names the data, which the receiver reads.
+        Rendezvous = 1,
+        /// The receiver has read the data.
+        Finished = 2,
+        /// The data follows.
+        Eager = 3,
     }
 }
 

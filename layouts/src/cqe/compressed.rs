@@ -23,6 +23,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 
 use super::{Cqe64, CqeFormat, CqeOpcode, OWNER};
 use crate::be::{Be16, Be32};
+use crate::codes::codes;
 
 /// Mini CQEs of an array in the basic layout.
 pub const MINI_ARRAY: usize = 8;
@@ -30,30 +31,17 @@ pub const MINI_ARRAY: usize = 8;
 /// `op_own`.
 pub const MAX_ENHANCED: u32 = 7;
 
-/// What a responder's mini CQEs carry beside the byte count. Chosen when the queue is created
-/// (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`; PRM: CQC, mini_cqe_res_format). A requester's always carry
-/// [`MiniRequester`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum MiniFormat {
-    /// The receive hash.
-    Hash = 0,
-    /// The checksum.
-    Checksum = 1,
-    /// The checksum, and the index of the stride.
-    ChecksumStride = 3,
-}
-
-impl MiniFormat {
-    /// Decodes `mini_cqe_res_format`; `None` for a number that means nothing.
-    #[inline]
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0 => Self::Hash,
-            1 => Self::Checksum,
-            3 => Self::ChecksumStride,
-            _ => return None,
-        })
+codes! {
+    /// What a responder's mini CQEs carry beside the byte count. Chosen when the queue is created
+    /// (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`; PRM: CQC, mini_cqe_res_format). A requester's always
+    /// carry [`MiniRequester`].
+    MiniFormat {
+        /// The receive hash.
+        Hash = 0,
+        /// The checksum.
+        Checksum = 1,
+        /// The checksum, and the index of the stride.
+        ChecksumStride = 3,
     }
 }
 

@@ -19,6 +19,7 @@ use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::be::{Be16, Be32, Be64};
+use crate::codes::codes;
 
 /// `op_own` as libmlx5 initialises it: opcode [`CqeOpcode::Invalid`], owner bit clear. A consumer
 /// must test opcode and owner bit.
@@ -73,52 +74,31 @@ impl CqeFormat {
     }
 }
 
-/// Opcode of a completion: which queue, and its result (mlx5dv.h: `MLX5_CQE_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum CqeOpcode {
-    /// A send queue's WQE was done.
-    Requester = 0x0,
-    /// An RDMA write with immediate arrived.
-    ResponderWriteImmediate = 0x1,
-    /// A send arrived.
-    ResponderSend = 0x2,
-    /// A send with immediate arrived.
-    ResponderSendImmediate = 0x3,
-    /// A send arrived that invalidated a key.
-    ResponderSendInvalidate = 0x4,
-    /// The completion queue was resized here.
-    Resize = 0x5,
-    /// A receive WQE was given back without a packet.
-    NoPacket = 0x6,
-    /// A signature error.
-    SignatureError = 0xc,
-    /// A send queue's WQE failed: read the entry as [`ErrorCqe`].
-    RequesterError = 0xd,
-    /// A receive WQE failed: read the entry as [`ErrorCqe`].
-    ResponderError = 0xe,
-    /// Never written.
-    Invalid = 0xf,
-}
-
-impl CqeOpcode {
-    /// Decodes the high half of `op_own`.
-    #[inline]
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0x0 => Self::Requester,
-            0x1 => Self::ResponderWriteImmediate,
-            0x2 => Self::ResponderSend,
-            0x3 => Self::ResponderSendImmediate,
-            0x4 => Self::ResponderSendInvalidate,
-            0x5 => Self::Resize,
-            0x6 => Self::NoPacket,
-            0xc => Self::SignatureError,
-            0xd => Self::RequesterError,
-            0xe => Self::ResponderError,
-            0xf => Self::Invalid,
-            _ => return None,
-        })
+codes! {
+    /// Opcode of a completion: which queue, and its result (mlx5dv.h: `MLX5_CQE_*`).
+    CqeOpcode {
+        /// A send queue's WQE was done.
+        Requester = 0x0,
+        /// An RDMA write with immediate arrived.
+        ResponderWriteImmediate = 0x1,
+        /// A send arrived.
+        ResponderSend = 0x2,
+        /// A send with immediate arrived.
+        ResponderSendImmediate = 0x3,
+        /// A send arrived that invalidated a key.
+        ResponderSendInvalidate = 0x4,
+        /// The completion queue was resized here.
+        Resize = 0x5,
+        /// A receive WQE was given back without a packet.
+        NoPacket = 0x6,
+        /// A signature error.
+        SignatureError = 0xc,
+        /// A send queue's WQE failed: read the entry as [`ErrorCqe`].
+        RequesterError = 0xd,
+        /// A receive WQE failed: read the entry as [`ErrorCqe`].
+        ResponderError = 0xe,
+        /// Never written.
+        Invalid = 0xf,
     }
 }
 

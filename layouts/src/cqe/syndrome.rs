@@ -2,58 +2,38 @@
 
 use core::fmt;
 
-/// Why a WQE failed, as the device reports it (mlx5dv.h: `MLX5_CQE_SYNDROME_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Syndrome {
-    /// A received message was longer than the receive WQE's buffers, or a send longer than the
-    /// port's maximum.
-    LocalLength = 0x01,
-    /// The WQE itself was malformed or not allowed on this queue.
-    LocalQpOperation = 0x02,
-    /// A local key did not cover the address, or lacked the right.
-    LocalProtection = 0x04,
-    /// The queue was in error before this WQE was executed.
-    WorkRequestFlushed = 0x05,
-    /// A memory window could not be bound.
-    MemoryWindowBind = 0x06,
-    /// The peer's response was not what was asked for.
-    BadResponse = 0x10,
-    /// The responder hit a protection error in its own receive buffers.
-    LocalAccess = 0x11,
-    /// The peer rejected the request as invalid.
-    RemoteInvalidRequest = 0x12,
-    /// The remote key did not cover the address, or lacked the right.
-    RemoteAccess = 0x13,
-    /// The peer could not complete the operation.
-    RemoteOperation = 0x14,
-    /// No acknowledgement came within timeout and retry count.
-    TransportRetryExceeded = 0x15,
-    /// The peer had no receive WQE for longer than the RNR retry count allows.
-    RnrRetryExceeded = 0x16,
-    /// The peer aborted the operation.
-    RemoteAborted = 0x22,
-}
+use crate::codes::codes;
 
-impl Syndrome {
-    /// Decodes the syndrome byte; `None` for one that this crate does not know.
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0x01 => Self::LocalLength,
-            0x02 => Self::LocalQpOperation,
-            0x04 => Self::LocalProtection,
-            0x05 => Self::WorkRequestFlushed,
-            0x06 => Self::MemoryWindowBind,
-            0x10 => Self::BadResponse,
-            0x11 => Self::LocalAccess,
-            0x12 => Self::RemoteInvalidRequest,
-            0x13 => Self::RemoteAccess,
-            0x14 => Self::RemoteOperation,
-            0x15 => Self::TransportRetryExceeded,
-            0x16 => Self::RnrRetryExceeded,
-            0x22 => Self::RemoteAborted,
-            _ => return None,
-        })
+codes! {
+    /// Why a WQE failed, as the device reports it (mlx5dv.h: `MLX5_CQE_SYNDROME_*`).
+    Syndrome {
+        /// A received message was longer than the receive WQE's buffers, or a send longer than the
+        /// port's maximum.
+        LocalLength = 0x01,
+        /// The WQE itself was malformed or not allowed on this queue.
+        LocalQpOperation = 0x02,
+        /// A local key did not cover the address, or lacked the right.
+        LocalProtection = 0x04,
+        /// The queue was in error before this WQE was executed.
+        WorkRequestFlushed = 0x05,
+        /// A memory window could not be bound.
+        MemoryWindowBind = 0x06,
+        /// The peer's response was not what was asked for.
+        BadResponse = 0x10,
+        /// The responder hit a protection error in its own receive buffers.
+        LocalAccess = 0x11,
+        /// The peer rejected the request as invalid.
+        RemoteInvalidRequest = 0x12,
+        /// The remote key did not cover the address, or lacked the right.
+        RemoteAccess = 0x13,
+        /// The peer could not complete the operation.
+        RemoteOperation = 0x14,
+        /// No acknowledgement came within timeout and retry count.
+        TransportRetryExceeded = 0x15,
+        /// The peer had no receive WQE for longer than the RNR retry count allows.
+        RnrRetryExceeded = 0x16,
+        /// The peer aborted the operation.
+        RemoteAborted = 0x22,
     }
 }
 

@@ -7,53 +7,33 @@ use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::be::{Be16, Be32};
+use crate::codes::codes;
 
-/// What happened (rdma-core cq.c: `MLX5_CQE_APP_OP_TM_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum TagEvent {
-    /// A message matched an entry. A second completion follows when its data is complete.
-    Consumed = 0x1,
-    /// The data of a message that matched before is complete.
-    Expected = 0x2,
-    /// No entry matched: the whole message is in a receive WQE.
-    Unexpected = 0x3,
-    /// A message without a tag is in a receive WQE.
-    NoTag = 0x4,
-    /// An entry was appended.
-    Append = 0x5,
-    /// An entry was removed, or was no longer in the list.
-    Remove = 0x6,
-    /// A list operation that changed nothing.
-    Nop = 0x7,
-    /// As [`Self::Consumed`], but software reads the data.
-    ConsumedSoftware = 0x9,
-    /// A message matched an entry and is complete.
-    ConsumedMessage = 0xa,
-    /// As [`Self::ConsumedMessage`], but software reads the data.
-    ConsumedMessageSoftware = 0xb,
-    /// The data of a message that matched does not arrive.
-    Cancelled = 0xc,
-}
-
-impl TagEvent {
-    /// Decodes `app_op`.
-    #[inline]
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0x1 => Self::Consumed,
-            0x2 => Self::Expected,
-            0x3 => Self::Unexpected,
-            0x4 => Self::NoTag,
-            0x5 => Self::Append,
-            0x6 => Self::Remove,
-            0x7 => Self::Nop,
-            0x9 => Self::ConsumedSoftware,
-            0xa => Self::ConsumedMessage,
-            0xb => Self::ConsumedMessageSoftware,
-            0xc => Self::Cancelled,
-            _ => return None,
-        })
+codes! {
+    /// What happened (rdma-core cq.c: `MLX5_CQE_APP_OP_TM_*`).
+    TagEvent {
+        /// A message matched an entry. A second completion follows when its data is complete.
+        Consumed = 0x1,
+        /// The data of a message that matched before is complete.
+        Expected = 0x2,
+        /// No entry matched: the whole message is in a receive WQE.
+        Unexpected = 0x3,
+        /// A message without a tag is in a receive WQE.
+        NoTag = 0x4,
+        /// An entry was appended.
+        Append = 0x5,
+        /// An entry was removed, or was no longer in the list.
+        Remove = 0x6,
+        /// A list operation that changed nothing.
+        Nop = 0x7,
+        /// As [`Self::Consumed`], but software reads the data.
+        ConsumedSoftware = 0x9,
+        /// A message matched an entry and is complete.
+        ConsumedMessage = 0xa,
+        /// As [`Self::ConsumedMessage`], but software reads the data.
+        ConsumedMessageSoftware = 0xb,
+        /// The data of a message that matched does not arrive.
+        Cancelled = 0xc,
     }
 }
 

@@ -35,6 +35,7 @@ use static_assertions::{const_assert, const_assert_eq};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::be::{Be32, Be64};
+use crate::codes::codes;
 
 /// Bytes of a WQE basic block (WQEBB), the unit of a send ring and of the send doorbell counter.
 pub const WQEBB: usize = 64;
@@ -47,62 +48,38 @@ pub const INLINE: u32 = 1 << 31;
 /// The local key that ends a receive WQE's scatter list early (mlx5dv.h: `MLX5_INVALID_LKEY`).
 pub const INVALID_LKEY: u32 = 0x100;
 
-/// The operation of a send WQE (mlx5dv.h: `MLX5_OPCODE_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Opcode {
-    /// Does nothing but complete.
-    Nop = 0x00,
-    /// Send and invalidate a remote key.
-    SendInvalidate = 0x01,
-    /// RDMA write.
-    RdmaWrite = 0x08,
-    /// RDMA write that consumes a receive WQE and delivers an immediate.
-    RdmaWriteImmediate = 0x09,
-    /// Send.
-    Send = 0x0a,
-    /// Send with immediate.
-    SendImmediate = 0x0b,
-    /// RDMA read.
-    RdmaRead = 0x10,
-    /// 8-byte compare and swap.
-    AtomicCompareSwap = 0x11,
-    /// 8-byte fetch and add.
-    AtomicFetchAdd = 0x12,
-    /// Compare and swap of the bits that two masks select; the modifier gives the width: see
-    /// [`extended_atomic_modifier`].
-    MaskedCompareSwap = 0x14,
-    /// Fetch and add in fields that a mask divides; width as above.
-    MaskedFetchAdd = 0x15,
-    /// Invalidate a local key by its own opcode. libmlx5 and the kernel use [`Self::Umr`] for it.
-    LocalInvalidate = 0x1b,
-    /// User-mode memory registration: change a memory key, or free it.
-    Umr = 0x25,
-    /// Change the tag matching list of the queue pair's shared receive queue.
-    TagMatching = 0x28,
-}
-
-impl Opcode {
-    /// Decodes the opcode byte of a control segment; `None` for one that this crate does not know.
-    #[inline]
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0x00 => Self::Nop,
-            0x01 => Self::SendInvalidate,
-            0x08 => Self::RdmaWrite,
-            0x09 => Self::RdmaWriteImmediate,
-            0x0a => Self::Send,
-            0x0b => Self::SendImmediate,
-            0x10 => Self::RdmaRead,
-            0x11 => Self::AtomicCompareSwap,
-            0x12 => Self::AtomicFetchAdd,
-            0x14 => Self::MaskedCompareSwap,
-            0x15 => Self::MaskedFetchAdd,
-            0x1b => Self::LocalInvalidate,
-            0x25 => Self::Umr,
-            0x28 => Self::TagMatching,
-            _ => return None,
-        })
+codes! {
+    /// The operation of a send WQE (mlx5dv.h: `MLX5_OPCODE_*`).
+    Opcode {
+        /// Does nothing but complete.
+        Nop = 0x00,
+        /// Send and invalidate a remote key.
+        SendInvalidate = 0x01,
+        /// RDMA write.
+        RdmaWrite = 0x08,
+        /// RDMA write that consumes a receive WQE and delivers an immediate.
+        RdmaWriteImmediate = 0x09,
+        /// Send.
+        Send = 0x0a,
+        /// Send with immediate.
+        SendImmediate = 0x0b,
+        /// RDMA read.
+        RdmaRead = 0x10,
+        /// 8-byte compare and swap.
+        AtomicCompareSwap = 0x11,
+        /// 8-byte fetch and add.
+        AtomicFetchAdd = 0x12,
+        /// Compare and swap of the bits that two masks select; the modifier gives the width: see
+        /// [`extended_atomic_modifier`].
+        MaskedCompareSwap = 0x14,
+        /// Fetch and add in fields that a mask divides; width as above.
+        MaskedFetchAdd = 0x15,
+        /// Invalidate a local key by its own opcode. libmlx5 and the kernel use [`Self::Umr`].
+        LocalInvalidate = 0x1b,
+        /// User-mode memory registration: change a memory key, or free it.
+        Umr = 0x25,
+        /// Change the tag matching list of the queue pair's shared receive queue.
+        TagMatching = 0x28,
     }
 }
 
