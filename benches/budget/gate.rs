@@ -22,6 +22,17 @@ pub(crate) fn gate_counted(level: Level, shape: Shape, bench: &str) -> LibraryBe
     configuration(level, shape, bench, EntryPoint::Custom("*::counted::*".to_owned()))
 }
 
+/// As [`gate_counted`], for the functions whose names match `counted`.
+#[allow(dead_code, reason = "only tagged messages have several in one loop")]
+pub(crate) fn gate_of(
+    level: Level,
+    shape: Shape,
+    bench: &str,
+    counted: &str,
+) -> LibraryBenchmarkConfig {
+    configuration(level, shape, bench, EntryPoint::Custom(counted.to_owned()))
+}
+
 fn configuration(
     level: Level,
     shape: Shape,

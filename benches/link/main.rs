@@ -12,11 +12,13 @@ mod budget;
 mod gate;
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::rc::Rc;
 
 use barewire::{Access, RemoteKey};
 use barewire_wireup::link::{Link, Options};
+use barewire_wireup::tag::{Buffer, FULL_MASK, Limits, Mode, Request, TagLink, Tags};
 use barewire_wireup::{Kind, Node, Rules, State};
 use budget::{Level, ROUNDS, Shape};
 use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};
@@ -94,11 +96,73 @@ fn delivered(sides: &'static mut Sides) -> &'static mut Sides {
     sides
 }
 
+/// Two nodes with tagged messages.
+struct Tagged {
+    nodes: [Node; 2],
+    tags: [Tags; 2],
+    link: TagLink,
+    buffer: Buffer,
+}
+
+fn tagged() -> &'static mut Tagged {
+    let rules = Rules::default().only(["shm"]);
+    let mut nodes = [(); 2].map(|()| Node::open(&rules).expect("node"));
+    let tags = nodes.each_mut().map(|node| Tags::over(node, Limits::default()).expect("tags"));
+    let [here, there] = &mut nodes;
+    let back = there.connect(&here.address(), Options::default()).expect("planned");
+    let link = here.connect(&there.address(), Options::default()).expect("planned");
+    let link = tags[0].link(&link).expect("room");
+    let _back = tags[1].link(&back).expect("room");
+    let buffer = Buffer::new(8).expect("memory");
+    let mut sides = Tagged { nodes, tags, link, buffer };
+    // Until messages use a ring of their own.
+    for _ in 0..4 * TURN {
+        let receive = sides.tags[1].receive(0, FULL_MASK, &sides.buffer);
+        let send = sides.tags[0].send(&sides.link, 0, &[0; 8], Mode::Auto);
+        while receive.poll().is_none() || send.poll().is_none() {
+            sides.progress();
+        }
+    }
+    for _ in 0..1200 {
+        sides.progress();
+    }
+    Box::leak(Box::new(sides))
+}
+
+impl Tagged {
+    fn progress(&mut self) {
+        for (node, tags) in self.nodes.iter_mut().zip(&self.tags) {
+            tags.progress(node);
+        }
+    }
+}
+
 /// The counted functions, with call and return, and without the loop around them.
 mod counted {
     use barewire::{Endpoint, RemoteKey};
+    use barewire_wireup::Node;
 
-    use super::Link;
+    use super::{Buffer, FULL_MASK, Link, Mode, Request, TagLink, Tags};
+
+    #[inline(never)]
+    pub(super) fn tag_send(tags: &Tags, link: &TagLink, tag: u64, data: &[u8; 8]) -> Request {
+        tags.send(link, tag, data, Mode::Auto)
+    }
+
+    #[inline(never)]
+    pub(super) fn tag_receive(tags: &Tags, tag: u64, buffer: &Buffer) -> Request {
+        tags.receive(tag, FULL_MASK, buffer)
+    }
+
+    #[inline(never)]
+    pub(super) fn tag_progress(tags: &Tags, node: &mut Node) -> usize {
+        tags.progress(node)
+    }
+
+    #[inline(never)]
+    pub(super) fn tag_finish(request: Request) -> bool {
+        matches!(request.poll(), Some(Ok(_)))
+    }
 
     #[inline(never)]
     pub(super) fn endpoint_am_short(endpoint: &Endpoint, id: u8, header: u64) -> bool {
@@ -164,9 +228,61 @@ fn link_put_short(sides: &'static mut Sides) -> &'static mut Sides {
     sides
 }
 
+/// Sends every message after its receive was posted.
+fn exchange(tagged: &mut Tagged) {
+    let mut requests = VecDeque::new();
+    for round in 0..ROUNDS {
+        let Tagged { tags: [here, there], link, buffer, .. } = &*tagged;
+        requests.push_back(counted::tag_receive(there, round, buffer));
+        assert!(counted::tag_send(here, link, round, &round.to_ne_bytes()).poll().is_some());
+        if round % TURN == TURN - 1 {
+            let Tagged { tags: [here, there], nodes: [near, far], .. } = &mut *tagged;
+            while requests.back().is_some_and(|last: &Request| last.poll().is_none()) {
+                counted::tag_progress(there, far);
+            }
+            here.progress(near);
+            assert!(requests.drain(..).all(counted::tag_finish));
+        }
+    }
+}
+
+fn tag_gate(bench: &str) -> LibraryBenchmarkConfig {
+    gate::gate_of(Level::Link, Shape::Held, bench, &format!("*::counted::{bench}"))
+}
+
+#[library_benchmark(config = tag_gate("tag_send"))]
+#[bench::run(args = (tagged()))]
+fn tag_send(tagged: &'static mut Tagged) -> &'static mut Tagged {
+    exchange(tagged);
+    tagged
+}
+
+#[library_benchmark(config = tag_gate("tag_receive"))]
+#[bench::run(args = (tagged()))]
+fn tag_receive(tagged: &'static mut Tagged) -> &'static mut Tagged {
+    exchange(tagged);
+    tagged
+}
+
+#[library_benchmark(config = tag_gate("tag_progress"))]
+#[bench::run(args = (tagged()))]
+fn tag_progress(tagged: &'static mut Tagged) -> &'static mut Tagged {
+    exchange(tagged);
+    tagged
+}
+
+#[library_benchmark(config = tag_gate("tag_finish"))]
+#[bench::run(args = (tagged()))]
+fn tag_finish(tagged: &'static mut Tagged) -> &'static mut Tagged {
+    exchange(tagged);
+    tagged
+}
+
 library_benchmark_group!(
     name = held;
-    benchmarks = endpoint_am_short, link_am_short, endpoint_put_short, link_put_short
+    benchmarks =
+        endpoint_am_short, link_am_short, endpoint_put_short, link_put_short,
+        tag_send, tag_receive, tag_progress, tag_finish
 );
 
 iai_callgrind::main!(library_benchmark_groups = held);

@@ -7,21 +7,29 @@
 //! | offset | size | field |
 //! |---:|---:|---|
 //! | 0 | 8 | word: a tag, or a request of the receiver of this message |
-//! | 8 | 1 | kind |
+//! | 8 | 1 | kind; its highest bit says that the header has the last two fields |
 //! | 9 | 1 | tag messages sent on this link before this one, modulo 2^8 |
-//! | 10 | 2 | messages that the receiver of this header may have sent so far, modulo 2^16 |
-//! | 12 | 4 | bytes that the receiver of this header may have sent so far, modulo 2^32 |
-//! | 16 | 8 | the link, as its receiver numbers it |
+//! | 10 | 6 | the link, as its receiver numbers it |
+//! | 16 | 4 | bytes that the receiver of this header may have sent so far, modulo 2^32 |
+//! | 20 | 4 | messages that the receiver of this header may have sent so far, modulo 2^16 |
 //!
-//! The number of a link is random, and only the peer has it ([`Opening`](super::Opening)): it
-//! proves that a message is the peer's. The body depends on the kind; see [`Message`].
+//! So an eager message of 8 bytes without credit fits into 16 bytes behind its word, which `shm`
+//! sends in half a cache line. The number of a link is random, and only the peer has it
+//! ([`Opening`](super::Opening)): it proves that a message is the peer's. The body depends on the
+//! kind; see [`Message`].
 
 use thiserror::Error;
 
-/// Bytes of a [`Header`].
-pub const HEADER: usize = 24;
+/// Bytes of a [`Header`] without credit.
+pub const HEADER: usize = 16;
+/// Bytes of a [`Header`] with credit.
+pub const LONGEST_HEADER: usize = HEADER + size_of::<u64>();
 /// The version of this layout, which both ends learn when a link is opened.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
+/// Bits of a link's number.
+pub const LINK_BITS: u32 = 48;
+/// The bit of a kind that says that credit follows.
+const HAS_CREDIT: u8 = 1 << 7;
 /// Lanes that a rendezvous can name.
 pub const MAX_LANES: usize = 8;
 /// Longest key of a lane, in bytes.
@@ -36,9 +44,9 @@ pub struct Header {
     pub word: u64,
     /// What follows.
     pub kind: Kind,
-    /// The credit of the receiver of this header.
-    pub credit: Credit,
-    /// The link, as the receiver of this header numbers it.
+    /// The credit of the receiver of this header, if it is to be told.
+    pub credit: Option<Credit>,
+    /// The link, as the receiver of this header numbers it: [`LINK_BITS`] bits.
     pub link: u64,
     /// Messages of this link before this one, modulo 2^8.
     pub number: u8,
@@ -114,25 +122,32 @@ pub enum MessageError {
 }
 
 impl Header {
-    /// As bytes.
+    /// Everything behind the word: what `am_short` sends in front of the payload. The second word is
+    /// sent only if there is credit.
     #[inline]
-    pub fn to_bytes(&self) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
-        bytes[..8].copy_from_slice(&self.word.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.tail());
-        bytes
+    pub fn tail(&self) -> [u64; 2] {
+        let front = u64::from(self.kind as u8)
+            | u64::from(self.number) << 8
+            | self.link << (u64::BITS - LINK_BITS);
+        match self.credit {
+            None => [front, 0],
+            Some(Credit { messages, bytes }) => {
+                [front | u64::from(HAS_CREDIT), u64::from(bytes) | u64::from(messages) << 32]
+            }
+        }
     }
 
-    /// Everything after the word: what `am_short` sends in front of the payload.
-    #[inline]
-    pub fn tail(&self) -> [u8; HEADER - 8] {
-        let mut bytes = [0; HEADER - 8];
-        bytes[0] = self.kind as u8;
-        bytes[1] = self.number;
-        bytes[2..4].copy_from_slice(&self.credit.messages.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.credit.bytes.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.link.to_le_bytes());
-        bytes
+    /// Writes the header to the start of `target`. Returns its length; `None` if `target` is too
+    /// short.
+    pub fn write(&self, target: &mut [u8]) -> Option<usize> {
+        let mut writer = Writer { target, at: 0 };
+        let [front, credit] = self.tail();
+        writer.bytes(&self.word.to_le_bytes())?;
+        writer.bytes(&front.to_le_bytes())?;
+        if self.credit.is_some() {
+            writer.bytes(&credit.to_le_bytes())?;
+        }
+        Some(writer.at)
     }
 
     /// The header and the body behind it.
@@ -142,24 +157,20 @@ impl Header {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
         let short = || MessageError::Short(bytes.len());
-        // One check of the length: those of the fields are known to succeed.
-        let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or_else(short)?;
-        let (word, rest) = header.split_first_chunk().ok_or_else(short)?;
-        let (&[kind, number], rest) = rest.split_first_chunk().ok_or_else(short)?;
-        let (messages, rest) = rest.split_first_chunk().ok_or_else(short)?;
-        let (credit, rest) = rest.split_first_chunk().ok_or_else(short)?;
-        let link = rest.first_chunk().ok_or_else(short)?;
-        let header = Self {
-            word: u64::from_le_bytes(*word),
-            kind: Kind::from_code(kind).ok_or(MessageError::Unknown(kind))?,
-            credit: Credit {
-                messages: u16::from_le_bytes(*messages),
-                bytes: u32::from_le_bytes(*credit),
-            },
-            link: u64::from_le_bytes(*link),
-            number,
+        let (word, rest) = bytes.split_first_chunk().ok_or_else(short)?;
+        let (front, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let front = u64::from_le_bytes(*front);
+        let code = front as u8;
+        let (credit, body) = if code & HAS_CREDIT == 0 {
+            (None, rest)
+        } else {
+            let (credit, body) = rest.split_first_chunk().ok_or_else(short)?;
+            let credit = u64::from_le_bytes(*credit);
+            (Some(Credit { messages: (credit >> 32) as u16, bytes: credit as u32 }), body)
         };
-        Ok((header, body))
+        let kind = Kind::from_code(code & !HAS_CREDIT).ok_or(MessageError::Unknown(code))?;
+        let (word, link) = (u64::from_le_bytes(*word), front >> (u64::BITS - LINK_BITS));
+        Ok((Self { word, kind, credit, link, number: (front >> 8) as u8 }, body))
     }
 }
 
@@ -462,26 +473,39 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    const SAMPLE: Header = Header {
-        word: 0x0807_0605_0403_0201,
-        kind: Kind::Announce,
-        credit: Credit { messages: 0x0c0b, bytes: 0x100f_0e0d },
-        link: 0x1817_1615_1413_1211,
-        number: 0x0a,
-    };
-
     #[test]
     fn the_header_has_the_documented_bytes() {
-        let mut golden: [u8; HEADER] = std::array::from_fn(|at| at as u8 + 1);
+        let golden: [u8; LONGEST_HEADER] = std::array::from_fn(|at| match at {
+            8 => 0x83,
+            22.. => 0,
+            at => at as u8 + 1,
+        });
+        let header = Header {
+            word: 0x0807_0605_0403_0201,
+            kind: Kind::Announce,
+            credit: Some(Credit { messages: 0x1615, bytes: 0x1413_1211 }),
+            link: 0x100f_0e0d_0c0b,
+            number: 0x0a,
+        };
+        check(header, &golden);
+        let mut golden = *golden.first_chunk::<HEADER>().unwrap();
         golden[8] = 3;
-        assert_eq!(SAMPLE.to_bytes(), golden);
-        assert_eq!(SAMPLE.tail(), golden[8..]);
-        assert_eq!(Header::parse(&golden), Ok((SAMPLE, &[][..])));
-        for length in 0..HEADER {
-            assert_eq!(Header::parse(&golden[..length]), Err(MessageError::Short(length)));
-        }
+        check(Header { credit: None, ..header }, &golden);
         golden[8] = 10;
         assert_eq!(Header::parse(&golden), Err(MessageError::Unknown(10)));
+    }
+
+    fn check(header: Header, golden: &[u8]) {
+        let mut bytes = [0; LONGEST_HEADER];
+        let own = &mut bytes[..golden.len()];
+        assert_eq!((header.write(own), &own[..]), (Some(golden.len()), golden));
+        assert_eq!(header.write(&mut own[1..]), None);
+        let tail = header.tail().map(u64::to_le_bytes);
+        assert_eq!(tail.as_flattened()[..golden.len() - 8], golden[8..]);
+        assert_eq!(Header::parse(golden), Ok((header, &[][..])));
+        for length in 0..golden.len() {
+            assert_eq!(Header::parse(&golden[..length]), Err(MessageError::Short(length)));
+        }
     }
 
     #[test]
