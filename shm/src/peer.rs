@@ -22,7 +22,7 @@ use crate::link::{Link, Received};
 use crate::region::{Mapped, RegionSet};
 use crate::reply::NextSlot;
 use crate::segment::Segment;
-use crate::spsc::{self, Label, SpscSender};
+use crate::spsc::{self, HALF_INLINE, Label, SpscSender};
 use crate::wake::{self, WakeFlag};
 use crate::{fifo, port};
 
@@ -495,17 +495,14 @@ impl Peer {
         self.post(Label { tag: id, length: payload.len() as u16 }, header, payload)
     }
 
-    /// Like [`Self::send`] with a payload of eight bytes, but only if the connection has an SPSC
-    /// ring with room. After [`FastSend::Wake`] the caller must call [`Self::wake`].
+    /// Like [`Self::send`] with a payload of one or two words, but only if the connection has an
+    /// SPSC ring with room. After [`FastSend::Wake`] the caller must call [`Self::wake`].
     #[inline(always)]
-    pub fn send_now(&mut self, id: u8, header: u64, word: u64) -> FastSend {
+    pub fn send_now<const N: usize>(&mut self, id: u8, header: u64, words: &[u8; N]) -> FastSend {
+        const { assert!(N <= HALF_INLINE) };
         debug_assert!(id < MAX_IDS);
-        if !self.ring.send(
-            Label { tag: id, length: size_of::<u64>() as u16 },
-            header,
-            &word.to_ne_bytes(),
-            &self.next_slot,
-        ) {
+        let label = Label { tag: id, length: N as u16 };
+        if !self.ring.send(label, header, words, &self.next_slot) {
             return FastSend::NotSent;
         }
         if self.wake_flag.must_wake() { FastSend::Wake } else { FastSend::Sent }

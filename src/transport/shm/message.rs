@@ -14,34 +14,45 @@ use crate::transport::common::message::{MAX_HANDLERS, SHORT_HEADER, check_id};
 use crate::transport::common::{pieces, rma};
 
 impl Endpoint {
+    /// Sends a payload of one or two words, which takes half a line.
     #[inline(always)]
-    fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
+    fn am_words<const N: usize>(
+        &self,
+        id: u8,
+        header: u64,
+        words: [u8; N],
+    ) -> Result<(), PostError> {
         let state = &*self.0;
         if state.posting.is_open()
             && id < MAX_HANDLERS
             // SAFETY: the reference is used only to call the driver, and ends with the block.
             && let Some(peer) = unsafe { state.peer() }
         {
-            match peer.send_now(id, header, word) {
+            match peer.send_now(id, header, &words) {
                 FastSend::Sent => {
-                    state.posting.tally.posted(SHORT_HEADER + size_of_val(&word));
+                    state.posting.tally.posted(SHORT_HEADER + N);
                     return Ok(());
                 }
                 FastSend::Wake => {
                     peer.wake();
-                    state.posting.tally.posted(SHORT_HEADER + size_of_val(&word));
+                    state.posting.tally.posted(SHORT_HEADER + N);
                     return Ok(());
                 }
                 FastSend::NotSent => {}
             }
         }
-        self.am_word_otherwise(id, header, word)
+        self.am_words_otherwise(id, header, words)
     }
 
     #[cold]
     #[inline(never)]
-    fn am_word_otherwise(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
-        self.am_any(id, header, &word.to_ne_bytes())
+    fn am_words_otherwise<const N: usize>(
+        &self,
+        id: u8,
+        header: u64,
+        words: [u8; N],
+    ) -> Result<(), PostError> {
+        self.am_any(id, header, &words)
     }
 
     #[inline(never)]
@@ -75,8 +86,11 @@ impl Endpoint {
 impl AmShort for Endpoint {
     #[inline(always)]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        if let Ok(word) = payload.try_into() {
+            return self.am_words::<8>(id, header, word);
+        }
         match payload.try_into() {
-            Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
+            Ok(words) => self.am_words::<16>(id, header, words),
             Err(_) => self.am_any(id, header, payload),
         }
     }

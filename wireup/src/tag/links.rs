@@ -324,7 +324,7 @@ mod tests {
         let opening = Opening { link: 0x0807_0605_0403_0201, window, tagged: false };
         let greeting = Greeting { link: 0x1817_1615_1413_1211, opening };
         let mut golden: Vec<u8> = (0x11..=0x18).collect();
-        golden.extend([0, 4]);
+        golden.extend([0, 5]);
         golden.extend(1..=14);
         golden.push(0);
         assert_eq!(greeting.to_bytes().as_slice(), golden);

@@ -116,6 +116,9 @@ pub enum MessageError {
     /// Bytes after the end.
     #[error("{0} bytes after the end of the message")]
     Excess(usize),
+    /// Credit of more messages than the field has.
+    #[error("credit of more than 2^16 messages")]
+    Credit,
     /// More lanes than a message can name, or a lane twice.
     #[error("lane {0} is named twice, or is beyond the {MAX_LANES} that a message can name")]
     Lanes(u8),
@@ -166,7 +169,8 @@ impl Header {
         } else {
             let (credit, body) = rest.split_first_chunk().ok_or_else(short)?;
             let credit = u64::from_le_bytes(*credit);
-            (Some(Credit { messages: (credit >> 32) as u16, bytes: credit as u32 }), body)
+            let messages = u16::try_from(credit >> 32).map_err(|_| MessageError::Credit)?;
+            (Some(Credit { messages, bytes: credit as u32 }), body)
         };
         let kind = Kind::from_code(code & !HAS_CREDIT).ok_or(MessageError::Unknown(code))?;
         let (word, link) = (u64::from_le_bytes(*word), front >> (u64::BITS - LINK_BITS));

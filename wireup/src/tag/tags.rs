@@ -14,7 +14,7 @@ use super::buffer::Buffer;
 use super::device::DeviceList;
 use super::lanes::Lanes;
 use super::links::{self, Greeting, Greetings};
-use super::message::{HEADER, Header, KeyList, Kind, Place};
+use super::message::{Header, KeyList, Kind, LONGEST_HEADER, Place};
 use super::protocol::{
     Action, Body, Envelope, Limits, Machine, Mode, Moved, Opening, Outgoing, Payload, TagCounters,
     TagError, TagResult, Transfer, immediate,
@@ -31,9 +31,10 @@ pub const HANDLER: u8 = 31;
 /// Longest eager payload that is sent as a short message.
 const SHORT: usize = 112;
 /// Longest eager payload for which a smaller buffer is cleared. A line of shared memory holds it.
-const TINY: usize = 32;
-/// `am_short` carries the first word of the header as its own.
-const TAIL: usize = HEADER - size_of::<u64>();
+const TINY: usize = 40;
+/// A word of a header. `am_short` carries the first one as its own.
+const WORD: usize = size_of::<u64>();
+const TAIL: usize = LONGEST_HEADER - WORD;
 /// A transport may have no room for a message, and still none to wait for. Then another event must
 /// help.
 const ATTEMPTS: usize = 16;
@@ -343,33 +344,42 @@ impl Attached {
             };
             return endpoint.tag_bcopy(header.word, immediate(header.link), pack).map(|_| ());
         }
+        let tail = header.tail().map(u64::to_le_bytes);
+        if header.credit.is_none() && length == WORD && length <= *short {
+            let mut message = [tail[0]; 2];
+            data.copy_to(&mut message[1]);
+            return endpoint.am_short(HANDLER, header.word, message.as_flattened());
+        }
+        let tail = &tail.as_flattened()[..if header.credit.is_none() { WORD } else { TAIL }];
         if length <= (*short).min(TINY) {
-            return Self::post_short::<{ TAIL + TINY }>(endpoint, header, data);
+            return Self::post_short::<{ TAIL + TINY }>(endpoint, header.word, tail, data);
         }
         if length <= *short {
-            return Self::post_short::<{ TAIL + SHORT }>(endpoint, header, data);
+            return Self::post_short::<{ TAIL + SHORT }>(endpoint, header.word, tail, data);
         }
         let pack = |target: &mut [u8]| {
-            target[..HEADER].copy_from_slice(&header.to_bytes());
-            data.copy_to(&mut target[HEADER..HEADER + length]);
-            HEADER + length
+            target[..WORD].copy_from_slice(&header.word.to_le_bytes());
+            let (front, rest) = target[WORD..].split_at_mut(tail.len());
+            front.copy_from_slice(tail);
+            data.copy_to(&mut rest[..length]);
+            WORD + tail.len() + length
         };
         endpoint.am_bcopy(HANDLER, pack).map(|_| ())
     }
 
     /// Posts a message that has at most `N` bytes with the tail of its header.
-    #[inline]
+    #[inline(never)]
     fn post_short<const N: usize>(
         endpoint: &Endpoint,
-        header: &Header,
+        word: u64,
+        tail: &[u8],
         data: Data<'_>,
     ) -> Result<(), PostError> {
         let mut message = [0; N];
-        let (tail, rest) = message.split_at_mut(TAIL);
-        tail.copy_from_slice(&header.tail());
-        let length = data.len();
-        data.copy_to(&mut rest[..length]);
-        endpoint.am_short(HANDLER, header.word, &message[..TAIL + length])
+        let length = tail.len() + data.len();
+        message[..tail.len()].copy_from_slice(tail);
+        data.copy_to(&mut message[tail.len()..length]);
+        endpoint.am_short(HANDLER, word, &message[..length])
     }
 
     pub(super) fn opening(&self) -> Opening {

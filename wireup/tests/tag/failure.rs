@@ -62,10 +62,10 @@ fn a_message_that_the_protocol_does_not_allow_fails_its_link_only() {
     let number = ends[1].link.opening().link;
     let endpoint = &ends[0].link.lanes().expect("connected").messages.endpoint;
     let pack = |target: &mut [u8]| {
-        target[..24].fill(0);
+        target[..8].fill(0);
         (target[8], target[9]) = (1, 77);
-        target[16..24].copy_from_slice(&number.to_le_bytes());
-        24
+        target[10..16].copy_from_slice(&number.to_le_bytes()[..6]);
+        16
     };
     endpoint.am_bcopy(HANDLER, pack).expect("posted");
     assert_eq!(result(&mut ends, &pending), Err(TagError::Protocol));

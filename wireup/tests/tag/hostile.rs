@@ -139,13 +139,13 @@ impl Job {
     }
 }
 
-/// A header of the tag protocol.
+/// A header of the tag protocol, with credit.
 fn header(kind: u8, number: u8, link: u64) -> Vec<u8> {
     let mut bytes = 7_u64.to_le_bytes().to_vec();
-    bytes.extend([kind, number]);
-    bytes.extend(64_u16.to_le_bytes());
+    bytes.extend([kind | 1 << 7, number]);
+    bytes.extend(&link.to_le_bytes()[..6]);
     bytes.extend((256_u32 << 10).to_le_bytes());
-    bytes.extend(link.to_le_bytes());
+    bytes.extend(64_u32.to_le_bytes());
     bytes
 }
 

@@ -232,9 +232,10 @@ impl Link {
             return Err(Violation::Number { got: header.number, expected: self.next_number });
         }
         self.next_number = self.next_number.wrapping_add(1);
+        let Some(credit) = header.credit else { return Ok(false) };
         // A message of this kind leaves when there is something to report.
-        let changes = self.granted != header.credit || header.kind == Kind::Credit;
-        self.granted = header.credit;
+        let changes = self.granted != credit || header.kind == Kind::Credit;
+        self.granted = credit;
         self.held &= !changes;
         Ok(changes)
     }

@@ -42,6 +42,7 @@ impl From<Window> for Credit {
 
 impl Credit {
     /// Adds one message of `length` bytes.
+    #[inline]
     pub(super) fn add(&mut self, length: usize) {
         self.messages = self.messages.wrapping_add(1);
         self.bytes = self.bytes.wrapping_add(length as u32);
@@ -61,13 +62,14 @@ impl Credit {
         messages > 0 && i64::from(bytes) >= i64::try_from(length).unwrap_or(i64::MAX)
     }
 
-    /// Returns whether `self` is ahead of what was `reported` by half of `window`. A report is then
-    /// sent as a separate message.
-    pub(super) fn is_due(self, reported: Self, window: Window) -> bool {
-        let messages = self.messages.wrapping_sub(reported.messages);
+    /// Returns whether `self` is ahead of what was `reported` by one part of `PARTS` of `window`.
+    #[inline]
+    pub(super) fn is_ahead<const PARTS: u32>(self, reported: Self, window: Window) -> bool {
+        let messages = u32::from(self.messages.wrapping_sub(reported.messages));
         let bytes = self.bytes.wrapping_sub(reported.bytes);
-        messages > 0 && messages >= window.messages.div_ceil(2)
-            || bytes > 0 && bytes >= window.bytes.div_ceil(2)
+        messages > 0
+            && (messages >= u32::from(window.messages).div_ceil(PARTS)
+                || bytes >= window.bytes.div_ceil(PARTS).max(1))
     }
 }
 
@@ -99,13 +101,13 @@ mod tests {
         let window = Window { messages: 4, bytes: 100 };
         let reported = Credit { messages: u16::MAX, bytes: u32::MAX };
         let mut now = reported;
-        assert!(!now.is_due(reported, window));
+        assert!(!now.is_ahead::<2>(reported, window));
         now.add(10);
-        assert!(!now.is_due(reported, window));
+        assert!(!now.is_ahead::<2>(reported, window));
         now.add(10);
-        assert!(now.is_due(reported, window), "two messages of four");
+        assert!(now.is_ahead::<2>(reported, window), "two messages of four");
         now = reported;
         now.add(50);
-        assert!(now.is_due(reported, window), "50 bytes of 100");
+        assert!(now.is_ahead::<2>(reported, window), "50 bytes of 100");
     }
 }

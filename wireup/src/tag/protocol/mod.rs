@@ -57,12 +57,16 @@ pub use send::Eager;
 use self::matching::Matching;
 use self::numbers::Numbers;
 use super::matcher::Matcher;
-use super::message::{Credit, HEADER, Header, KeyList, Kind, Message, Outcome, Place};
+use super::message::{Credit, Header, KeyList, Kind, LONGEST_HEADER, Message, Outcome, Place};
 use super::offload::{self, List};
 use super::slab::{Key, Slab};
 
 /// Announcements of one link that may be unanswered.
 pub const MAX_ANNOUNCED: u16 = 256;
+/// The part of a window, as a divisor, that is reported with an eager message.
+const EAGERLY: u32 = 4;
+/// The part of a window that is reported by a message of its own.
+const SEPARATELY: u32 = 2;
 /// Links at most.
 const MAX_LINKS: usize = 1 << 23;
 
@@ -165,7 +169,7 @@ pub struct LinkLimits {
 impl LinkLimits {
     /// Longest payload of a message of `kind`.
     fn payload(self, kind: Kind) -> usize {
-        let overhead = HEADER + Message::prefix(kind);
+        let overhead = LONGEST_HEADER + Message::prefix(kind);
         self.message.saturating_sub(overhead)
     }
 }
@@ -313,9 +317,8 @@ impl<B: Payload> Outgoing<B> {
     /// Writes the message to the start of `target`. `place` is where the peer reaches the buffer of
     /// an announcement. Returns the length; `None` if `target` is too short.
     pub fn write(&self, place: Place<'_>, target: &mut [u8]) -> Option<usize> {
-        let (header, rest) = target.split_first_chunk_mut()?;
-        *header = self.header.to_bytes();
-        Some(HEADER + self.write_body(place, rest)?)
+        let header = self.header.write(target)?;
+        Some(header + self.write_body(place, &mut target[header..])?)
     }
 
     /// As [`Self::write`], without the header.
@@ -495,10 +498,17 @@ struct Link {
 }
 
 impl Link {
-    /// A header for the next message.
+    /// A header for the next message. Most eager messages have none of the credit that they could
+    /// report.
     #[inline]
     fn header(&self, peer: u64, kind: Kind, word: u64) -> Header {
-        Header { word, kind, credit: self.allowed, link: peer, number: self.number }
+        let has_credit = match kind {
+            Kind::Eager => self.allowed.is_ahead::<EAGERLY>(self.reported, self.window),
+            Kind::Credit => true,
+            _ => self.allowed != self.reported,
+        };
+        let credit = has_credit.then_some(self.allowed);
+        Header { word, kind, credit, link: peer, number: self.number }
     }
 
     #[inline]
@@ -508,7 +518,7 @@ impl Link {
             return;
         }
         self.number = self.number.wrapping_add(1);
-        self.reported = header.credit;
+        self.reported = header.credit.unwrap_or(self.reported);
     }
 
     /// An eager message of the peer left this end's memory. Returns whether a message has to report
@@ -516,7 +526,7 @@ impl Link {
     #[inline]
     fn release(&mut self, length: usize) -> bool {
         self.allowed.add(length);
-        self.allowed.is_due(self.reported, self.window) && self.report()
+        self.allowed.is_ahead::<SEPARATELY>(self.reported, self.window) && self.report()
     }
 
     /// Returns whether the peer holds messages back: as far as it knows, the window has no room.

@@ -1,12 +1,14 @@
 //! The numbers by which peers name links.
 //!
-//! A number is 64 random bits, which only the peer of the link gets: a message that names a link is
+//! A number is 48 random bits, which only the peer of the link gets: a message that names a link is
 //! the peer's. The lowest bits of a number are its cell in a table, so that finding a link takes no
 //! search.
 
+use super::super::message::LINK_BITS;
 use super::super::slab::{Key, Slab};
 use super::{FLAG, Link};
 
+const LINK_MASK: u64 = (1 << LINK_BITS) - 1;
 /// An empty cell.
 const NONE: u32 = u32::MAX;
 
@@ -35,7 +37,7 @@ impl Numbers {
             self.grow(links);
         }
         loop {
-            let number = random();
+            let number = random() & LINK_MASK;
             let cell = self.cell(number);
             if let Some(place) = self.cells.get_mut(cell).filter(|place| **place == NONE) {
                 *place = slot;

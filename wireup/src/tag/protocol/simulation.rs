@@ -233,7 +233,10 @@ impl World {
         let side = &mut self.sides[at];
         if let Some(eager) = side.machine.eager(side.link, tag, length, mode) {
             if self.rng.bool() {
-                let bytes = [&eager.header.to_bytes()[..], &content(name, length)].concat();
+                let mut bytes = vec![0; LONGEST_HEADER];
+                let header = eager.header.write(&mut bytes).unwrap();
+                bytes.truncate(header);
+                bytes.extend(content(name, length));
                 let sent = Some(Sent { name, tag, announced: false });
                 side.wire.push_back(Packet { bytes, sent, withdraws: None });
                 return;
