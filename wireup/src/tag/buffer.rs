@@ -151,7 +151,6 @@ impl Buffer {
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`]
-    #[inline]
     pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), MemoryError> {
         self.check(offset, source.len())?;
         let storage = self.0.storage.borrow();
@@ -170,7 +169,6 @@ impl Buffer {
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`]
-    #[inline]
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), MemoryError> {
         self.check(offset, target.len())?;
         let storage = self.0.storage.borrow();
@@ -390,6 +388,12 @@ impl Payload for Buffer {
 
     #[inline]
     fn read(&self, offset: usize, target: &mut [u8]) {
+        if let (0, WORD) = (offset, target.len())
+            && let Some(first) = self.0.storage.borrow().words().first()
+            && WORD <= self.0.length
+        {
+            return target.copy_from_slice(&first.load(Ordering::Relaxed).to_ne_bytes());
+        }
         let length = target.len().min(self.0.length.saturating_sub(offset));
         // Inside, by the length.
         let _ = Buffer::read(self, offset, &mut target[..length]);
@@ -397,6 +401,12 @@ impl Payload for Buffer {
 
     #[inline]
     fn write(&self, offset: usize, source: &[u8]) {
+        if let (0, Ok(word)) = (offset, source.try_into())
+            && let Some(first) = self.0.storage.borrow().words().first()
+            && WORD <= self.0.length
+        {
+            return first.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
         let length = source.len().min(self.0.length.saturating_sub(offset));
         // Inside, by the length.
         let _ = Buffer::write(self, offset, &source[..length]);

@@ -25,8 +25,9 @@ struct Node<T> {
     number: u64,
     tag: u64,
     mask: u64,
-    item: T,
     neighbours: [Neighbours; 2],
+    is_listed: bool,
+    item: T,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +53,7 @@ const NARROW: Which = 0;
 /// All in the order of arrival.
 const ALL: Which = 1;
 
-/// Entries of one kind, in lists.
+/// Entries of one kind, some of them in lists.
 #[derive(Debug)]
 struct Table<T> {
     nodes: Slab<Node<T>>,
@@ -60,6 +61,7 @@ struct Table<T> {
     /// Receives: those with wildcards. Messages: all.
     other: List,
     next_number: u64,
+    listed: usize,
 }
 
 impl<T> Table<T> {
@@ -69,42 +71,64 @@ impl<T> Table<T> {
             buckets: Box::new([List::EMPTY; BUCKETS]),
             other: List::EMPTY,
             next_number: 0,
+            listed: 0,
         }
     }
 
-    fn insert(&mut self, tag: u64, mask: u64, item: T) -> Key {
-        let number = self.next_number;
-        self.next_number += 1;
+    /// Adds an entry, which is in no list.
+    #[inline(always)]
+    fn insert(&mut self, make: impl FnOnce() -> T) -> Key {
         let neighbours = [Neighbours { previous: NONE, next: NONE }; 2];
-        self.nodes.insert(Node { number, tag, mask, item, neighbours })
+        let is_listed = false;
+        let (number, tag, mask) = (0, 0, 0);
+        self.nodes.insert_with(|| Node { number, tag, mask, neighbours, is_listed, item: make() })
     }
 
-    fn push(nodes: &mut Slab<Node<T>>, list: &mut List, which: Which, key: Key) {
-        let last = list.last;
-        if let Some(node) = nodes.get_mut(key) {
-            node.neighbours[which] = Neighbours { previous: last, next: NONE };
-        }
-        match nodes.at_mut(last) {
-            Some(node) => node.neighbours[which].next = key.slot(),
+    /// Appends an entry to the list of its tag and mask.
+    #[inline]
+    fn append(&mut self, key: Key, tag: u64, mask: u64) {
+        let Some(node) = self.nodes.get_mut(key) else { return };
+        let list = if mask == FULL_MASK { &mut self.buckets[bucket(tag)] } else { &mut self.other };
+        let previous = std::mem::replace(&mut list.last, key.slot());
+        (node.number, node.tag, node.mask, node.is_listed) = (self.next_number, tag, mask, true);
+        node.neighbours[NARROW] = Neighbours { previous, next: NONE };
+        self.next_number += 1;
+        self.listed += 1;
+        match self.nodes.at_mut(previous) {
+            Some((_, node)) => node.neighbours[NARROW].next = key.slot(),
             None => list.first = key.slot(),
         }
-        list.last = key.slot();
     }
 
     /// Takes an entry that had these neighbours out of a list.
+    #[inline]
     fn unlink(nodes: &mut Slab<Node<T>>, list: &mut List, which: Which, neighbours: Neighbours) {
         let Neighbours { previous, next } = neighbours;
         match nodes.at_mut(previous) {
-            Some(node) => node.neighbours[which].next = next,
+            Some((_, node)) => node.neighbours[which].next = next,
             None => list.first = next,
         }
         match nodes.at_mut(next) {
-            Some(node) => node.neighbours[which].previous = previous,
+            Some((_, node)) => node.neighbours[which].previous = previous,
             None => list.last = previous,
         }
     }
 
-    /// The first of `list` that `matches`.
+    /// Takes an entry out of the list of its tag and mask. Returns false if it is in none.
+    #[inline]
+    fn withdraw(&mut self, slot: u32) -> bool {
+        let node = self.nodes.at_mut(slot).filter(|(_, node)| node.is_listed);
+        let Some((_, node)) = node else { return false };
+        node.is_listed = false;
+        let (tag, mask, neighbours) = (node.tag, node.mask, node.neighbours[NARROW]);
+        self.listed -= 1;
+        let list = if mask == FULL_MASK { &mut self.buckets[bucket(tag)] } else { &mut self.other };
+        Self::unlink(&mut self.nodes, list, NARROW, neighbours);
+        true
+    }
+
+    /// The slot and the number of the first of `list` that `matches`.
+    #[inline]
     fn search(
         &self,
         list: List,
@@ -122,48 +146,126 @@ impl<T> Table<T> {
     }
 }
 
-/// Receives that wait for messages (`R`), and messages that wait for receives (`M`).
+/// Receives (`R`), of which some wait for messages, and messages that wait for receives (`M`).
 #[derive(Debug)]
 pub struct Matcher<R, M> {
-    expected: Table<R>,
-    unexpected: Table<M>,
+    receives: Table<R>,
+    messages: Table<M>,
 }
 
 impl<R, M> Default for Matcher<R, M> {
     fn default() -> Self {
-        Self { expected: Table::new(), unexpected: Table::new() }
+        Self { receives: Table::new(), messages: Table::new() }
     }
 }
 
 impl<R, M> Matcher<R, M> {
-    /// Removes and returns the receive that gets a message with `tag`. If there is none, the caller
-    /// [keeps](Self::keep) the message.
-    pub fn arrive(&mut self, tag: u64) -> Option<R> {
-        let table = &mut self.expected;
-        let exact = table.search(table.buckets[bucket(tag)], NARROW, |node| node.tag == tag);
-        if table.other.first != NONE {
-            let wild = table.search(table.other, NARROW, |node| (node.tag ^ tag) & node.mask == 0);
-            let (key, _) = [exact, wild].into_iter().flatten().min_by_key(|&(_, number)| number)?;
-            return self.withdraw(key);
-        }
-        let node = table.nodes.take(exact?.0.slot())?;
+    /// Adds the receive that `make` returns, which does not wait yet.
+    #[inline(always)]
+    pub fn insert(&mut self, make: impl FnOnce() -> R) -> Key {
+        self.receives.insert(make)
+    }
+
+    /// A receive.
+    #[inline]
+    pub fn get(&self, key: Key) -> Option<&R> {
+        self.receives.nodes.get(key).map(|node| &node.item)
+    }
+
+    /// A receive.
+    #[inline]
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut R> {
+        self.receives.nodes.get_mut(key).map(|node| &mut node.item)
+    }
+
+    /// Removes a receive.
+    pub fn remove(&mut self, key: Key) -> Option<R> {
+        self.withdraw(key);
+        self.receives.nodes.remove(key).map(|node| node.item)
+    }
+
+    /// Drops a receive that does not wait, where it is.
+    #[inline]
+    pub fn discard(&mut self, key: Key) {
+        self.receives.nodes.discard(key);
+    }
+
+    /// All receives, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &R)> {
+        self.receives.nodes.iter().map(|(key, node)| (key, &node.item))
+    }
+
+    /// Receives, those that do not wait included.
+    pub fn len(&self) -> usize {
+        self.receives.nodes.len()
+    }
+
+    /// True without receives.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets a receive wait for a message. The caller has made sure that no kept message
+    /// [matches](Self::find) it.
+    #[inline]
+    pub fn expect(&mut self, key: Key, tag: u64, mask: u64) {
+        self.receives.append(key, tag, mask);
+    }
+
+    /// Ends the waiting of the receive that gets a message with `tag`, and returns it. If there is
+    /// none, the caller [keeps](Self::keep) the message.
+    #[inline(always)]
+    pub fn arrive(&mut self, tag: u64) -> Option<(Key, &mut R)> {
+        let table = &mut self.receives;
         let list = &mut table.buckets[bucket(tag)];
-        Table::unlink(&mut table.nodes, list, NARROW, node.neighbours[NARROW]);
-        Some(node.item)
+        if table.other.first == NONE
+            && let Some((_, node)) = table.nodes.at_mut(list.first)
+            && node.tag == tag
+        {
+            // The first of its bucket, as most are.
+            let slot = std::mem::replace(&mut list.first, node.neighbours[NARROW].next);
+            node.is_listed = false;
+            table.listed -= 1;
+            match table.nodes.at_mut(list.first) {
+                Some((_, next)) => next.neighbours[NARROW].previous = NONE,
+                None => list.last = NONE,
+            }
+            return table.nodes.at_mut(slot).map(|(key, node)| (key, &mut node.item));
+        }
+        let slot = table.take_first(tag)?.slot();
+        table.nodes.at_mut(slot).map(|(key, node)| (key, &mut node.item))
+    }
+
+    /// Ends the waiting of a receive. Returns false if it does not wait.
+    pub fn withdraw(&mut self, key: Key) -> bool {
+        self.get(key).is_some() && self.receives.withdraw(key.slot())
+    }
+
+    /// Receives that wait.
+    pub fn waiting(&self) -> usize {
+        self.receives.listed
     }
 
     /// Keeps a message that no receive waits for.
     pub fn keep(&mut self, tag: u64, message: M) -> Key {
-        let table = &mut self.unexpected;
-        let key = table.insert(tag, FULL_MASK, message);
-        Table::push(&mut table.nodes, &mut table.buckets[bucket(tag)], NARROW, key);
-        Table::push(&mut table.nodes, &mut table.other, ALL, key);
+        let table = &mut self.messages;
+        let key = table.insert(|| message);
+        table.append(key, tag, FULL_MASK);
+        let previous = std::mem::replace(&mut table.other.last, key.slot());
+        match table.nodes.at_mut(previous) {
+            Some((_, node)) => node.neighbours[ALL].next = key.slot(),
+            None => table.other.first = key.slot(),
+        }
+        if let Some(node) = table.nodes.get_mut(key) {
+            node.neighbours[ALL].previous = previous;
+        }
         key
     }
 
     /// The first kept message that a receive of `tag` and `mask` gets.
+    #[inline]
     pub fn find(&self, tag: u64, mask: u64) -> Option<Key> {
-        let table = &self.unexpected;
+        let table = &self.messages;
         let found = if mask == FULL_MASK {
             table.search(table.buckets[bucket(tag)], NARROW, |node| node.tag == tag)
         } else {
@@ -174,52 +276,38 @@ impl<R, M> Matcher<R, M> {
 
     /// A kept message and its tag.
     pub fn message(&self, key: Key) -> Option<(u64, &M)> {
-        self.unexpected.nodes.get(key).map(|node| (node.tag, &node.item))
+        self.messages.nodes.get(key).map(|node| (node.tag, &node.item))
     }
 
     /// Removes a kept message. Returns it and its tag.
     pub fn take(&mut self, key: Key) -> Option<(u64, M)> {
-        let table = &mut self.unexpected;
-        let Node { tag, item, neighbours, .. } = table.nodes.remove(key)?;
-        let list = &mut table.buckets[bucket(tag)];
-        Table::unlink(&mut table.nodes, list, NARROW, neighbours[NARROW]);
-        Table::unlink(&mut table.nodes, &mut table.other, ALL, neighbours[ALL]);
-        Some((tag, item))
+        let table = &mut self.messages;
+        let neighbours = table.nodes.get(key)?.neighbours[ALL];
+        table.withdraw(key.slot());
+        Table::unlink(&mut table.nodes, &mut table.other, ALL, neighbours);
+        table.nodes.remove(key).map(|node| (node.tag, node.item))
     }
 
     /// Kept messages, in no particular order.
     pub fn messages(&self) -> impl Iterator<Item = (Key, &M)> {
-        self.unexpected.nodes.iter().map(|(key, node)| (key, &node.item))
-    }
-
-    /// Adds a receive. The caller has made sure that no kept message [matches](Self::find) it.
-    pub fn expect(&mut self, tag: u64, mask: u64, receive: R) -> Key {
-        let table = &mut self.expected;
-        let key = table.insert(tag, mask, receive);
-        let list =
-            if mask == FULL_MASK { &mut table.buckets[bucket(tag)] } else { &mut table.other };
-        Table::push(&mut table.nodes, list, NARROW, key);
-        key
-    }
-
-    /// Removes a receive that has not been matched.
-    pub fn withdraw(&mut self, key: Key) -> Option<R> {
-        let table = &mut self.expected;
-        let Node { tag, mask, item, neighbours, .. } = table.nodes.remove(key)?;
-        let list =
-            if mask == FULL_MASK { &mut table.buckets[bucket(tag)] } else { &mut table.other };
-        Table::unlink(&mut table.nodes, list, NARROW, neighbours[NARROW]);
-        Some(item)
-    }
-
-    /// Receives that wait.
-    pub fn waiting(&self) -> usize {
-        self.expected.nodes.len()
+        self.messages.nodes.iter().map(|(key, node)| (key, &node.item))
     }
 
     /// Messages that are kept.
     pub fn kept(&self) -> usize {
-        self.unexpected.nodes.len()
+        self.messages.nodes.len()
+    }
+}
+
+impl<R> Table<R> {
+    /// Takes the first receive that matches `tag` out of its list.
+    #[inline(never)]
+    fn take_first(&mut self, tag: u64) -> Option<Key> {
+        let exact = self.search(self.buckets[bucket(tag)], NARROW, |node| node.tag == tag);
+        let wild = self.search(self.other, NARROW, |node| (node.tag ^ tag) & node.mask == 0);
+        let (key, _) = [exact, wild].into_iter().flatten().min_by_key(|&(_, number)| number)?;
+        self.withdraw(key.slot());
+        Some(key)
     }
 }
 
@@ -307,7 +395,8 @@ mod tests {
             for (name, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Arrive(tag) => {
-                        let got = matcher.arrive(tag);
+                        let got = matcher.arrive(tag).map(|(key, _)| key);
+                        let got = got.and_then(|key| matcher.remove(key));
                         prop_assert_eq!(got, reference.arrive(tag, name));
                         if got.is_none() {
                             messages.push((matcher.keep(tag, name), name));
@@ -318,7 +407,9 @@ mod tests {
                         let got = got.map(|(_, name)| name);
                         prop_assert_eq!(got, reference.receive(tag, mask, name));
                         if got.is_none() {
-                            receives.push((matcher.expect(tag, mask, name), name));
+                            let key = matcher.insert(|| name);
+                            matcher.expect(key, tag, mask);
+                            receives.push((key, name));
                         }
                     }
                     Step::Probe(tag, mask) => {
@@ -328,7 +419,7 @@ mod tests {
                     Step::Withdraw(index) if !receives.is_empty() => {
                         let (key, name) = receives[index.index(receives.len())];
                         let there = reference.withdraw(name);
-                        prop_assert_eq!(matcher.withdraw(key), there.then_some(name));
+                        prop_assert_eq!(matcher.remove(key), there.then_some(name));
                     }
                     Step::Drop(index) if !messages.is_empty() => {
                         let (key, name) = messages[index.index(messages.len())];
@@ -338,6 +429,7 @@ mod tests {
                     Step::Withdraw(_) | Step::Drop(_) => {}
                 }
                 prop_assert_eq!(matcher.waiting(), reference.receives.len());
+                prop_assert_eq!(matcher.len(), reference.receives.len());
                 prop_assert_eq!(matcher.kept(), reference.messages.len());
             }
         }

@@ -140,6 +140,32 @@ impl Header {
         }
     }
 
+    /// The first word of the [`tail`](Self::tail) of the first message to a link, if it is eager and
+    /// has no credit.
+    pub(super) fn of_eager(link: u64) -> u64 {
+        let credit = None;
+        Self { word: 0, kind: Kind::Eager, credit, link, number: 0 }.tail()[0]
+    }
+
+    /// That of the message behind the one with this word.
+    #[inline]
+    pub(super) fn next(front: u64) -> u64 {
+        const NUMBER: u64 = 0xff << 8;
+        front & !NUMBER | front.wrapping_add(1 << 8) & NUMBER
+    }
+
+    /// The number in that word.
+    #[inline]
+    pub(super) fn number(front: u64) -> u8 {
+        (front >> 8) as u8
+    }
+
+    /// The link in that word.
+    #[inline]
+    pub(super) fn link(front: u64) -> u64 {
+        front >> (u64::BITS - LINK_BITS)
+    }
+
     /// Writes the header to the start of `target`. Returns its length; `None` if `target` is too
     /// short.
     pub fn write(&self, target: &mut [u8]) -> Option<usize> {
@@ -173,8 +199,8 @@ impl Header {
             (Some(Credit { messages, bytes: credit as u32 }), body)
         };
         let kind = Kind::from_code(code & !HAS_CREDIT).ok_or(MessageError::Unknown(code))?;
-        let (word, link) = (u64::from_le_bytes(*word), front >> (u64::BITS - LINK_BITS));
-        Ok((Self { word, kind, credit, link, number: (front >> 8) as u8 }, body))
+        let (link, number) = (Self::link(front), Self::number(front));
+        Ok((Self { word: u64::from_le_bytes(*word), kind, credit, link, number }, body))
     }
 }
 

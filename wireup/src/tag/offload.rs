@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 
 use super::matcher::Matcher;
-use super::slab::{Key, Slab};
+use super::slab::Key;
 
 /// Numbers of receives that have ended, which may stay in the order of receives.
 const SPARE: usize = 64;
@@ -77,19 +77,13 @@ pub enum Cancel<R> {
     TooLate,
 }
 
-/// Where a receive waits.
-#[derive(Debug, Clone, Copy)]
-enum Place {
-    Software(Key),
-    Listed(u16),
-}
-
 #[derive(Debug)]
 struct Receive<R> {
     tag: u64,
     mask: u64,
     item: R,
-    place: Place,
+    /// Its entry in the device's list; `None` while it waits in software.
+    entry: Option<u16>,
 }
 
 /// An entry of the device's list.
@@ -130,8 +124,8 @@ enum Origin {
 /// wait for receives.
 #[derive(Debug)]
 pub struct Offload<R, M> {
-    receives: Slab<Receive<R>>,
-    software: Matcher<Key, M>,
+    /// All receives. Those in the list do not wait in software.
+    software: Matcher<Receive<R>, M>,
     /// The receives in software, in order; some may have got a message.
     order: VecDeque<Key>,
     /// The receives in the list that are not being removed.
@@ -147,7 +141,6 @@ pub struct Offload<R, M> {
 impl<R, M> Default for Offload<R, M> {
     fn default() -> Self {
         Self {
-            receives: Slab::default(),
             software: Matcher::default(),
             order: VecDeque::new(),
             listed: Matcher::default(),
@@ -173,13 +166,11 @@ impl<R, M> Offload<R, M> {
         {
             return Posted::Matched(item, message);
         }
-        // The number is known when the receive is in the table.
-        let key = self.receives.next_key();
-        let place = Place::Software(self.software.expect(tag, mask, key));
-        let key = self.receives.insert(Receive { tag, mask, item, place });
-        if self.order.len() > 2 * self.receives.len() + SPARE {
+        let key = self.software.insert(|| Receive { tag, mask, item, entry: None });
+        self.software.expect(key, tag, mask);
+        if self.order.len() > 2 * self.software.len() + SPARE {
             // Most have got messages: those behind the oldest one that waits.
-            self.order.retain(|&key| self.receives.get(key).is_some());
+            self.order.retain(|&key| self.software.get(key).is_some());
         }
         self.order.push_back(key);
         self.fill(list);
@@ -190,26 +181,23 @@ impl<R, M> Offload<R, M> {
     /// entries have become free.
     pub fn fill(&mut self, list: &mut impl List<R>) {
         while let Some(&key) = self.order.front() {
-            let Some(receive) = self.receives.get_mut(key) else {
-                self.order.pop_front();
-                continue;
-            };
-            let Place::Software(waits) = receive.place else {
+            let waits = |receive: &&mut Receive<R>| receive.entry.is_none();
+            let Some(receive) = self.software.get_mut(key).filter(waits) else {
                 self.order.pop_front();
                 continue;
             };
             let (tag, mask) = (receive.tag, receive.mask);
             let Some(entry) = list.append(tag, mask, &receive.item) else { return };
-            receive.place = Place::Listed(entry);
+            receive.entry = Some(entry);
             self.order.pop_front();
-            // It is there: its place says so.
-            let _ = self.software.withdraw(waits);
+            self.software.withdraw(key);
             let at = usize::from(entry);
             if self.entries.len() <= at {
                 self.entries.resize_with(at + 1, Entry::default);
             }
-            let open = Some(self.listed.expect(tag, mask, entry));
-            self.entries[at] = Entry { receive: Some(key), open, ..Entry::default() };
+            let open = self.listed.insert(|| entry);
+            self.listed.expect(open, tag, mask);
+            self.entries[at] = Entry { receive: Some(key), open: Some(open), ..Entry::default() };
         }
     }
 
@@ -236,7 +224,8 @@ impl<R, M> Offload<R, M> {
         tag: u64,
         message: M,
     ) -> Option<Key> {
-        if let Some(index) = self.listed.arrive(tag) {
+        if let Some((open, &mut index)) = self.listed.arrive(tag) {
+            self.listed.discard(open);
             if let Some(entry) = self.entries.get_mut(usize::from(index)) {
                 (entry.open, entry.leaving) = (None, Some(Leaving::For(origin, tag, message)));
                 if origin == Origin::Elsewhere {
@@ -246,10 +235,10 @@ impl<R, M> Offload<R, M> {
             }
             return None;
         }
-        let Some(key) = self.software.arrive(tag) else {
+        let Some((key, _)) = self.software.arrive(tag) else {
             return Some(self.software.keep(tag, message));
         };
-        if let Some(receive) = self.receives.remove(key) {
+        if let Some(receive) = self.software.remove(key) {
             self.outcomes.push_back(Outcome::Matched(receive.item, message));
         }
         None
@@ -301,9 +290,9 @@ impl<R, M> Offload<R, M> {
     fn taken(&mut self, index: u16) -> Option<R> {
         let entry = self.entries.get_mut(usize::from(index))?;
         if let Some(open) = entry.open.take() {
-            self.listed.withdraw(open);
+            self.listed.remove(open);
         }
-        let receive = self.receives.remove(entry.receive.take()?)?;
+        let receive = self.software.remove(entry.receive.take()?)?;
         Some(receive.item)
     }
 
@@ -317,7 +306,7 @@ impl<R, M> Offload<R, M> {
             self.awaited = None;
         }
         if success {
-            let receive = entry.receive.take().and_then(|key| self.receives.remove(key));
+            let receive = entry.receive.take().and_then(|key| self.software.remove(key));
             if let Some(Receive { item, .. }) = receive {
                 self.outcomes.push_back(match leaving {
                     Leaving::For(.., message) => Outcome::Matched(item, message),
@@ -345,31 +334,26 @@ impl<R, M> Offload<R, M> {
 
     /// Cancels a receive.
     pub fn cancel(&mut self, list: &mut impl List<R>, key: Key) -> Cancel<R> {
-        let Some(receive) = self.receives.get(key) else { return Cancel::TooLate };
-        match receive.place {
-            Place::Software(waits) => {
-                self.software.withdraw(waits);
-                self.receives.remove(key).map_or(Cancel::TooLate, |found| Cancel::Done(found.item))
-            }
-            Place::Listed(index) => {
-                let entry = self.entries.get_mut(usize::from(index));
-                let Some((entry, open)) = entry.and_then(|entry| {
-                    let open = entry.open.take()?;
-                    Some((entry, open))
-                }) else {
-                    return Cancel::TooLate;
-                };
-                self.listed.withdraw(open);
-                entry.leaving = Some(Leaving::Canceled);
-                list.remove(index);
-                Cancel::Asked
-            }
-        }
+        let Some(receive) = self.software.get(key) else { return Cancel::TooLate };
+        let Some(index) = receive.entry else {
+            return self.software.remove(key).map_or(Cancel::TooLate, |it| Cancel::Done(it.item));
+        };
+        let entry = self.entries.get_mut(usize::from(index));
+        let Some((entry, open)) = entry.and_then(|entry| {
+            let open = entry.open.take()?;
+            Some((entry, open))
+        }) else {
+            return Cancel::TooLate;
+        };
+        self.listed.remove(open);
+        entry.leaving = Some(Leaving::Canceled);
+        list.remove(index);
+        Cancel::Asked
     }
 
     /// Receives that wait, those that are being removed included.
     pub fn waiting(&self) -> usize {
-        self.receives.len()
+        self.software.len()
     }
 
     /// Messages that wait for a receive, or for the removal of one.

@@ -69,6 +69,7 @@ impl Future for Request {
 }
 
 impl Drop for Request {
+    #[inline]
     fn drop(&mut self) {
         if let State::Open { tags, key } = &self.0 {
             tags.detach(*key);

@@ -48,18 +48,31 @@ impl<T> Slab<T> {
         self.used
     }
 
-    #[inline]
     pub(super) fn insert(&mut self, value: T) -> Key {
+        self.insert_with(|| value)
+    }
+
+    /// Inserts what `make` returns, which it makes in its slot.
+    #[inline(always)]
+    pub(super) fn insert_with(&mut self, make: impl FnOnce() -> T) -> Key {
         self.used += 1;
-        if let Some(slot) = self.free.pop()
-            && let Some(entry) = self.slots.get_mut(slot as usize)
-        {
-            entry.value = Some(value);
-            return Key { slot, generation: entry.generation };
+        let slot = self.free.pop().unwrap_or_else(|| self.grow());
+        let mut key = Key { slot, generation: 0 };
+        if let Some(entry) = self.slots.get_mut(slot as usize) {
+            key.generation = entry.generation;
+            // A free slot has no value that would have to be dropped.
+            std::mem::forget(entry.value.replace(make()));
         }
-        let slot = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 0, value: Some(value) });
-        Key { slot, generation: 0 }
+        key
+    }
+
+    /// Adds a slot.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> u32 {
+        self.slots.push(Slot { generation: 0, value: None });
+        self.free.reserve(self.slots.len());
+        self.slots.len() as u32 - 1
     }
 
     #[inline]
@@ -88,8 +101,9 @@ impl<T> Slab<T> {
     }
 
     #[inline]
-    pub(super) fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
-        self.slots.get_mut(slot as usize)?.value.as_mut()
+    pub(super) fn at_mut(&mut self, slot: u32) -> Option<(Key, &mut T)> {
+        let entry = self.slots.get_mut(slot as usize)?;
+        Some((Key { slot, generation: entry.generation }, entry.value.as_mut()?))
     }
 
     /// The key that the next [`insert`](Self::insert) returns.

@@ -169,6 +169,7 @@ impl Tags {
             movers: RefCell::default(),
             changed: RefCell::default(),
             stalled: RefCell::default(),
+            due: Cell::new(false),
             running: Cell::new(false),
             again: Cell::new(false),
             endings: Cell::new(0),
@@ -262,22 +263,18 @@ impl Tags {
     ///
     /// A message goes to the receive that was posted first of those that match it.
     pub fn receive(&self, tag: u64, mask: u64, buffer: &Buffer) -> Request {
-        let key = self.0.machine.borrow_mut().receive(tag, mask, buffer.clone());
-        self.0.run();
+        let key = self.0.with(|machine| machine.receive(tag, mask, buffer.clone()));
         Request::open(&self.0, key)
     }
 
     /// The message that a [`receive`](Self::receive) would get now. It stays for any receive.
     pub fn peek(&self, tag: u64, mask: u64) -> Option<Envelope> {
-        let found = self.0.machine.borrow_mut().peek(tag, mask);
-        self.0.run();
-        found
+        self.0.with(|machine| machine.peek(tag, mask))
     }
 
     /// Takes the message that a [`receive`](Self::receive) would get now.
     pub fn probe(&self, tag: u64, mask: u64) -> Option<Found> {
-        let claimed = self.0.machine.borrow_mut().claim(tag, mask);
-        self.0.run();
+        let claimed = self.0.with(|machine| machine.claim(tag, mask));
         claimed.map(|(claim, envelope)| Found::new(&self.0, claim, envelope))
     }
 
@@ -313,8 +310,7 @@ impl Tags {
         {
             *place = None;
         }
-        self.0.machine.borrow_mut().close(link.0.key);
-        self.0.run();
+        self.0.with(|machine| machine.close(link.0.key));
     }
 
     /// What waits for receives here.
@@ -479,6 +475,8 @@ pub(super) struct Inner {
     changed: RefCell<VecDeque<Key>>,
     /// Links and movers that had no resources and could not wait for them.
     stalled: RefCell<VecDeque<Stalled>>,
+    /// Something is changed or stalled.
+    due: Cell<bool>,
     /// [`run`](Self::run) is on the stack, and was called again.
     running: Cell<bool>,
     again: Cell<bool>,
@@ -501,14 +499,13 @@ enum Room {
 }
 
 impl Inner {
+    #[inline]
     pub(super) fn result(&self, request: Key) -> Option<TagResult> {
         self.machine.borrow().result(request)
     }
 
     pub(super) fn cancel(&self, request: Key) -> bool {
-        let may_end = self.machine.borrow_mut().cancel(request);
-        self.run();
-        may_end
+        self.with(|machine| machine.cancel(request))
     }
 
     pub(super) fn wake(&self, request: Key, waker: &Waker) {
@@ -521,20 +518,18 @@ impl Inner {
         drop(before);
     }
 
+    #[inline]
     pub(super) fn detach(&self, request: Key) {
         let waker = self.machine.borrow_mut().detach(request);
         drop(waker);
     }
 
     pub(super) fn receive_claimed(&self, claim: Key, buffer: &Buffer) -> Option<Key> {
-        let request = self.machine.borrow_mut().receive_claimed(claim, buffer.clone());
-        self.run();
-        request
+        self.with(|machine| machine.receive_claimed(claim, buffer.clone()))
     }
 
     pub(super) fn discard(&self, claim: Key) {
-        self.machine.borrow_mut().discard(claim);
-        self.run();
+        self.with(|machine| machine.discard(claim));
     }
 
     #[inline(never)]
@@ -547,8 +542,7 @@ impl Inner {
             Data::Buffer(buffer) => Ok(buffer.clone()),
         };
         let Ok(buffer) = buffer else { return Request::complete(Err(TagError::NoMemory)) };
-        let key = self.machine.borrow_mut().send(link, tag, buffer, mode);
-        self.run();
+        let key = self.with(|machine| machine.send(link, tag, buffer, mode));
         Request::open(&this, key)
     }
 
@@ -558,21 +552,33 @@ impl Inner {
             return self.greeted(greeting);
         }
         // A violation has failed the link, which its requests report.
-        let arrived = self.machine.borrow_mut().arrived(message);
-        self.run();
-        arrived.is_ok()
+        self.with(|machine| machine.arrived(message).is_ok())
     }
 
-    /// Does what the machine wants done, until it wants nothing more or resources are missing.
+    /// Calls the machine, and then does what it wants done, until it wants nothing more or
+    /// resources are missing.
     #[inline]
-    pub(super) fn run(&self) {
+    pub(super) fn with<R>(&self, call: impl FnOnce(&mut Machine<Buffer, DeviceList>) -> R) -> R {
+        let mut machine = self.machine.borrow_mut();
+        let result = call(&mut machine);
         // As after most messages and requests.
-        let idle = self.machine.borrow().is_idle()
-            && self.changed.borrow().is_empty()
-            && self.stalled.borrow().is_empty();
+        let idle = machine.is_idle() && !self.due.get();
+        drop(machine);
         if !idle {
             self.run_all();
         }
+        result
+    }
+
+    /// As [`with`](Self::with), without a call.
+    #[inline]
+    pub(super) fn run(&self) {
+        self.with(|_| ());
+    }
+
+    fn stall(&self, stalled: Stalled) {
+        self.stalled.borrow_mut().push_back(stalled);
+        self.due.set(true);
     }
 
     #[inline(never)]
@@ -599,6 +605,7 @@ impl Inner {
                 waker.wake();
             }
             if !self.again.get() && self.changed.borrow().is_empty() {
+                self.due.set(!self.stalled.borrow().is_empty());
                 break;
             }
         }
@@ -671,7 +678,7 @@ impl Inner {
             }
             attached.waits.set(false);
         }
-        self.stalled.borrow_mut().push_back(Stalled::Link(link));
+        self.stall(Stalled::Link(link));
     }
 
     /// Posts until nothing waits or resources are missing.
@@ -744,6 +751,7 @@ impl Inner {
         let ended = move || {
             if let (Some(tags), Some(mover)) = (tags.upgrade(), own.get()) {
                 tags.changed.borrow_mut().push_back(mover);
+                tags.due.set(true);
                 tags.run();
             }
         };
@@ -778,7 +786,7 @@ impl Inner {
                 return;
             }
         }
-        self.stalled.borrow_mut().push_back(Stalled::Mover(mover));
+        self.stall(Stalled::Mover(mover));
     }
 
     fn post_part(&self, mover: Key) -> Room {
@@ -833,6 +841,6 @@ struct Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.attached.waits.set(false);
-        self.tags.stalled.borrow_mut().push_back(Stalled::Link(self.attached.key));
+        self.tags.stall(Stalled::Link(self.attached.key));
     }
 }

@@ -6,7 +6,7 @@ use super::super::message::{
     Header, KeyList, Kind, MAX_ANNOUNCEMENT, Message, MessageError, Outcome, Place,
 };
 use super::super::slab::Key;
-use super::matching::{Expected, Matching};
+use super::matching::Expected;
 use super::offload::{self, List};
 use super::{
     ANNOUNCED, Announced, Envelope, Kept, Link, MAX_ANNOUNCED, Machine, Payload, Stored, TagError,
@@ -50,24 +50,41 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// # Errors
     /// [`Violation`]: the link of the message has failed with [`TagError::Protocol`]. Bytes without
     /// a valid header fail no link, and neither does [`Violation::Stray`].
+    #[inline]
     pub fn arrived(&mut self, bytes: &[u8]) -> Result<(), Violation> {
+        if let Some((link, tag, payload)) = self.next_eager(bytes) {
+            // The most frequent message.
+            let result = self.take_eager(link, tag, payload, None, false, false);
+            return result.inspect_err(|_| self.fail(link, TagError::Protocol));
+        }
+        self.other_arrived(bytes)
+    }
+
+    /// If this is the next message of its link, eager and without credit: takes it, and returns the
+    /// link, the tag and the payload.
+    #[inline]
+    fn next_eager<'a>(&mut self, bytes: &'a [u8]) -> Option<(Key, u64, &'a [u8])> {
+        let (tag, rest) = bytes.split_first_chunk()?;
+        let (front, payload) = rest.split_first_chunk()?;
+        let front = u64::from_le_bytes(*front);
+        let (link, entry) = self.links.at_mut(self.numbers.slot(Header::link(front))?)?;
+        if entry.next != front || entry.failure.is_some() {
+            return None;
+        }
+        entry.next = Header::next(front);
+        Some((link, u64::from_le_bytes(*tag), payload))
+    }
+
+    #[inline(never)]
+    fn other_arrived(&mut self, bytes: &[u8]) -> Result<(), Violation> {
         let (header, body) = Header::parse(bytes)?;
-        let Some(link) = self.find_link(header.link) else {
+        let link = self.numbers.find(&self.links, header.link);
+        let Some((link, _)) = link.filter(|(_, entry)| entry.failure.is_none()) else {
             self.counters.stray += 1;
             return Err(Violation::Stray);
         };
         let result = self.dispatch(link, &header, body);
-        if result.is_err() {
-            self.fail(link, TagError::Protocol);
-        }
-        result
-    }
-
-    /// A link that has not failed.
-    #[inline]
-    fn find_link(&self, number: u64) -> Option<Key> {
-        let (link, entry) = self.numbers.find(&self.links, number)?;
-        entry.failure.is_none().then_some(link)
+        result.inspect_err(|_| self.fail(link, TagError::Protocol))
     }
 
     /// The link of a tagged message, which arrived on its queue pair.
@@ -76,31 +93,25 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         (entry.source == Some(queue_pair) && entry.failure.is_none()).then_some(link)
     }
 
-    #[inline]
     fn dispatch(&mut self, link: Key, header: &Header, body: &[u8]) -> Result<(), Violation> {
-        if header.kind == Kind::Eager {
-            // The most frequent kind, whose body is the payload.
-            return self.eager_arrived(link, header.word, body, None, Origin::Message(header));
-        }
-        self.dispatch_other(link, header, body)
-    }
-
-    #[inline(never)]
-    fn dispatch_other(&mut self, link: Key, header: &Header, body: &[u8]) -> Result<(), Violation> {
         let message = Message::parse(header.kind, body)?;
-        if let Message::Synchronous { request, payload } = message {
-            let origin = Origin::Message(header);
-            return self.eager_arrived(link, header.word, payload, Some(request), origin);
-        }
         let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
-        if entry.note(header)? {
-            self.make_ready(link);
+        let may_send = entry.note(header)?;
+        let (tag, request) = (header.word, Key::from_u64(header.word));
+        match message {
+            Message::Eager { payload } => {
+                return self.eager_arrived(link, tag, payload, None, may_send, false);
+            }
+            Message::Synchronous { request, payload } => {
+                return self.eager_arrived(link, tag, payload, Some(request), may_send, false);
+            }
+            _ if may_send => self.make_ready(link),
+            _ => {}
         }
-        let request = Key::from_u64(header.word);
         match message {
             Message::Announce { request, length, place } => {
                 let announced = Announced::new(link, request, length, place)?;
-                self.announcement_arrived(header.word, announced, Origin::Message(header))
+                self.announcement_arrived(header.word, announced, false)
             }
             Message::Request { request: receiver, length, place } => {
                 self.send_requested(link, request, receiver, length, place.address, place.into())
@@ -119,39 +130,51 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn eager_arrived(
         &mut self,
         link: Key,
         tag: u64,
         payload: &[u8],
         acknowledge: Option<u64>,
-        origin: Origin<'_>,
+        may_send: bool,
+        of_device: bool,
+    ) -> Result<(), Violation> {
+        self.take_eager(link, tag, payload, acknowledge, may_send, of_device)
+    }
+
+    /// `may_send` if the message has brought credit, `of_device` if it came as a tagged message,
+    /// which the device has not matched.
+    #[inline(always)]
+    fn take_eager(
+        &mut self,
+        link: Key,
+        tag: u64,
+        payload: &[u8],
+        acknowledge: Option<u64>,
+        may_send: bool,
+        of_device: bool,
     ) -> Result<(), Violation> {
         let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
-        let may_send = match origin {
-            Origin::Message(header) => entry.note(header)?,
-            Origin::Device => false,
-        };
         entry.admit(payload.len())?;
         let used_up = entry.is_used_up();
-        if let Matching::Software(matcher) = &mut self.matching
-            && let Some(request) = matcher.arrive(tag)
-        {
-            if entry.release(payload.len()) || may_send {
-                self.make_ready(link);
+        // With a device, no receive waits here.
+        if let Some((request, receive)) = self.matching.requests.arrive(tag) {
+            let may_send = entry.release(payload.len()) || may_send;
+            if receive.deliver(tag, link, payload, &mut self.wakers) {
+                self.matching.requests.discard(request);
             }
             if let Some(sender) = acknowledge {
                 self.finish_sender(link, sender, Outcome::Done);
             }
-            self.deliver(request, tag, link, payload);
+            if may_send {
+                self.make_ready(link);
+            }
         } else {
             if may_send {
                 self.make_ready(link);
             }
-            let payload = Stored::from_slice(payload);
-            let of_device = matches!(origin, Origin::Device);
-            self.keep_eager(Kept::Eager { link, payload, acknowledge }, tag, of_device);
+            self.keep_eager(link, tag, payload, acknowledge, of_device);
         }
         if used_up {
             self.note_used_up(link);
@@ -160,25 +183,30 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     }
 
     #[inline(never)]
-    fn keep_eager(&mut self, message: Kept, tag: u64, of_device: bool) {
+    fn keep_eager(
+        &mut self,
+        link: Key,
+        tag: u64,
+        payload: &[u8],
+        acknowledge: Option<u64>,
+        of_device: bool,
+    ) {
         self.counters.unexpected_messages += 1;
-        self.counters.unexpected_bytes += message.length();
-        match &mut self.matching {
-            Matching::Software(matcher) => {
-                matcher.keep(tag, message);
-            }
-            Matching::Device(shared) => {
-                shared.arrive(of_device, tag, message);
-                self.settle();
-            }
-        }
+        self.counters.unexpected_bytes += payload.len();
+        let message = Kept::Eager { link, payload: Stored::from_slice(payload), acknowledge };
+        let Some(shared) = &mut self.matching.device else {
+            self.matching.requests.keep(tag, message);
+            return;
+        };
+        shared.arrive(of_device, tag, message);
+        self.settle();
     }
 
     fn announcement_arrived(
         &mut self,
         tag: u64,
         announced: Announced,
-        origin: Origin<'_>,
+        of_device: bool,
     ) -> Result<(), Violation> {
         let (link, sender) = (announced.link, announced.request);
         let Some(entry) = self.links.get(link) else { return Ok(()) };
@@ -187,22 +215,18 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             return Err(Violation::Announcements);
         }
         let is_one_too_many = kept.len() >= usize::from(MAX_ANNOUNCED);
-        let key = match &mut self.matching {
-            Matching::Software(matcher) => {
-                if let Some(request) = matcher.arrive(tag) {
-                    self.begin(request, tag, announced);
-                    return Ok(());
-                }
-                if is_one_too_many {
-                    return Err(Violation::Announcements);
-                }
-                Some(matcher.keep(tag, Kept::Announced(announced)))
-            }
-            Matching::Device(_) if is_one_too_many => return Err(Violation::Announcements),
-            Matching::Device(shared) => {
-                let of_device = matches!(origin, Origin::Device);
-                shared.arrive(of_device, tag, Kept::Announced(announced))
-            }
+        // With a device, no receive waits here.
+        if let Some((request, _)) = self.matching.requests.arrive(tag) {
+            self.begin(request, tag, announced);
+            return Ok(());
+        }
+        if is_one_too_many {
+            return Err(Violation::Announcements);
+        }
+        let message = Kept::Announced(announced);
+        let key = match &mut self.matching.device {
+            None => Some(self.matching.requests.keep(tag, message)),
+            Some(shared) => shared.arrive(of_device, tag, message),
         };
         self.counters.announced += 1;
         if let Some(entry) = self.links.get_mut(link) {
@@ -214,24 +238,16 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     }
 }
 
-/// How a message came.
-#[derive(Debug, Clone, Copy)]
-enum Origin<'a> {
-    /// As a message of the protocol.
-    Message(&'a Header),
-    /// As a tagged message, which the device has not matched.
-    Device,
-}
-
 impl Link {
     /// Takes number and credit of a header. Returns whether the credit has changed, so that there may
     /// be something to send.
     #[inline]
     fn note(&mut self, header: &Header) -> Result<bool, Violation> {
-        if header.number != self.next_number {
-            return Err(Violation::Number { got: header.number, expected: self.next_number });
+        let (got, expected) = (header.number, Header::number(self.next));
+        if got != expected {
+            return Err(Violation::Number { got, expected });
         }
-        self.next_number = self.next_number.wrapping_add(1);
+        self.next = Header::next(self.next);
         let Some(credit) = header.credit else { return Ok(false) };
         // A message of this kind leaves when there is something to report.
         let changes = self.granted != credit || header.kind == Kind::Credit;
@@ -276,10 +292,10 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             return Ok(());
         };
         let result = if immediate & ANNOUNCED == 0 {
-            self.eager_arrived(link, tag, body, None, Origin::Device)
+            self.eager_arrived(link, tag, body, None, false, true)
         } else {
             announced_by(link, body)
-                .and_then(|announced| self.announcement_arrived(tag, announced, Origin::Device))
+                .and_then(|announced| self.announcement_arrived(tag, announced, true))
         };
         if result.is_err() {
             self.fail(link, TagError::Protocol);
@@ -289,7 +305,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// A tagged message has matched the receive of `entry`. Its data is on its way.
     pub fn entry_matched(&mut self, entry: u16) {
-        if let Some(request) = self.matching.shared().and_then(|shared| shared.matched(entry)) {
+        if let Some(request) =
+            self.matching.device.as_mut().and_then(|shared| shared.matched(entry))
+        {
             self.set_arriving(request);
         }
         self.settle();
@@ -308,7 +326,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         immediate: u32,
         length: usize,
     ) -> Result<(), Violation> {
-        let request = self.matching.shared().and_then(|shared| shared.end(entry));
+        let request = self.matching.device.as_mut().and_then(|shared| shared.end(entry));
         self.fill();
         let Some(request) = request else { return Ok(()) };
         self.counters.matched += 1;
@@ -360,7 +378,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// The receive of `entry` has left the list without a message: because it was cancelled, if
     /// there is no `error`.
     pub fn entry_ended(&mut self, entry: u16, error: Option<TagError>) {
-        let ended = self.matching.shared().and_then(|shared| match error {
+        let ended = self.matching.device.as_mut().and_then(|shared| match error {
             None => shared.removed(entry),
             Some(_) => shared.end(entry),
         });
@@ -372,7 +390,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// The list has room again.
     fn fill(&mut self) {
-        if let Some(shared) = self.matching.shared() {
+        if let Some(shared) = self.matching.device.as_mut() {
             shared.fill();
         }
         self.settle();

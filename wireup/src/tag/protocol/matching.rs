@@ -3,7 +3,7 @@
 use super::super::matcher::Matcher;
 use super::super::offload::{Cancel, List, Offload, Outcome, Posted};
 use super::super::slab::Key;
-use super::{Kept, Payload};
+use super::{Kept, Payload, Request};
 
 /// A receive that waits in a device's list or behind it.
 #[derive(Debug)]
@@ -34,11 +34,12 @@ impl<R> List<R> for NoList {
 /// A message with its tag.
 type Tagged = (u64, Kept);
 
-/// The receives and messages that wait.
+/// The requests, and the messages that wait for one.
 #[derive(Debug)]
-pub(super) enum Matching<B, L> {
-    Software(Matcher<Key, Kept>),
-    Device(Box<Shared<B, L>>),
+pub(super) struct Matching<B: Payload, L> {
+    /// All requests. Without a device, the receives among them wait here, and the messages.
+    pub(super) requests: Matcher<Request<B>, Kept>,
+    pub(super) device: Option<Box<Shared<B, L>>>,
 }
 
 /// What a device and software match together.
@@ -49,112 +50,98 @@ pub(super) struct Shared<B, L> {
 }
 
 impl<B: Payload, L: List<Expected<B>>> Matching<B, L> {
-    pub(super) fn with_list(list: L) -> Self {
-        Self::Device(Box::new(Shared { offload: Offload::default(), list }))
-    }
-
-    pub(super) fn shared(&mut self) -> Option<&mut Shared<B, L>> {
-        match self {
-            Self::Software(_) => None,
-            Self::Device(shared) => Some(shared),
-        }
+    pub(super) fn new(list: Option<L>) -> Self {
+        let shared = |list| Box::new(Shared { offload: Offload::default(), list });
+        Self { requests: Matcher::default(), device: list.map(shared) }
     }
 
     /// The first message that a receive of `tag` and `mask` gets.
     #[inline]
     pub(super) fn find(&self, tag: u64, mask: u64) -> Option<Key> {
-        match self {
-            Self::Software(matcher) => matcher.find(tag, mask),
-            Self::Device(shared) => shared.offload.find(tag, mask),
+        match &self.device {
+            None => self.requests.find(tag, mask),
+            Some(shared) => shared.offload.find(tag, mask),
         }
     }
 
     /// A kept message and its tag.
     pub(super) fn message(&self, key: Key) -> Option<(u64, &Kept)> {
-        match self {
-            Self::Software(matcher) => matcher.message(key),
-            Self::Device(shared) => shared.offload.message(key).map(|(tag, (_, kept))| (tag, kept)),
+        match &self.device {
+            None => self.requests.message(key),
+            Some(shared) => shared.offload.message(key).map(|(tag, (_, kept))| (tag, kept)),
         }
     }
 
     /// Removes a kept message.
-    #[inline]
     pub(super) fn take(&mut self, key: Key) -> Option<Tagged> {
-        match self {
-            Self::Software(matcher) => matcher.take(key),
-            Self::Device(shared) => shared.offload.take(key).map(|(_, message)| message),
+        match &mut self.device {
+            None => self.requests.take(key),
+            Some(shared) => shared.offload.take(key).map(|(_, message)| message),
         }
     }
 
     /// The kept messages for which `wanted` returns true.
     pub(super) fn select(&self, wanted: impl Fn(&Kept) -> bool) -> Vec<Key> {
-        match self {
-            Self::Software(matcher) => {
-                let wanted = matcher.messages().filter(|(_, kept)| wanted(kept));
+        match &self.device {
+            None => {
+                let wanted = self.requests.messages().filter(|(_, kept)| wanted(kept));
                 wanted.map(|(key, _)| key).collect()
             }
-            Self::Device(shared) => {
+            Some(shared) => {
                 let wanted = shared.offload.messages().filter(|(_, (_, kept))| wanted(kept));
                 wanted.map(|(key, _)| key).collect()
             }
         }
     }
 
-    /// Posts a receive that no kept message matches. Returns its key.
-    #[inline]
-    pub(super) fn expect(&mut self, tag: u64, mask: u64, request: Key, buffer: &B) -> Option<Key> {
-        match self {
-            Self::Software(matcher) => Some(matcher.expect(tag, mask, request)),
-            Self::Device(shared) => {
-                let expected = Expected { request, buffer: buffer.clone() };
-                match shared.offload.receive(&mut shared.list, tag, mask, expected) {
-                    Posted::Waiting(key) => Some(key),
-                    // No kept message matches.
-                    Posted::Matched(..) => None,
-                }
-            }
+    /// Lets a receive that no kept message matches wait together with those of a device. Returns
+    /// its key there.
+    pub(super) fn expect(&mut self, request: Key, tag: u64, mask: u64, buffer: B) -> Option<Key> {
+        let shared = self.device.as_mut()?;
+        let expected = Expected { request, buffer };
+        match shared.offload.receive(&mut shared.list, tag, mask, expected) {
+            Posted::Waiting(key) => Some(key),
+            // No kept message matches.
+            Posted::Matched(..) => None,
         }
     }
 
-    /// Cancels a receive. Returns whether it has ended; `None` if it goes on.
-    pub(super) fn cancel(&mut self, key: Key) -> Option<bool> {
-        match self {
-            Self::Software(matcher) => matcher.withdraw(key).map(|_| true),
-            Self::Device(shared) => match shared.offload.cancel(&mut shared.list, key) {
-                Cancel::Done(_) => Some(true),
-                Cancel::Asked => Some(false),
-                Cancel::TooLate => None,
-            },
+    /// Cancels a receive that waits. Returns whether it has ended; `None` if it goes on.
+    pub(super) fn cancel(&mut self, request: Key, key: Option<Key>) -> Option<bool> {
+        let (Some(shared), Some(key)) = (&mut self.device, key) else {
+            return self.requests.withdraw(request).then_some(true);
+        };
+        match shared.offload.cancel(&mut shared.list, key) {
+            Cancel::Done(_) => Some(true),
+            Cancel::Asked => Some(false),
+            Cancel::TooLate => None,
         }
     }
 
     /// Returns whether no message waits for the removal of a receive from the list.
     pub(super) fn is_settled(&self) -> bool {
-        match self {
-            Self::Software(_) => true,
-            Self::Device(shared) => shared.offload.is_settled(),
-        }
+        self.device.as_ref().is_none_or(|shared| shared.offload.is_settled())
     }
 
     /// What became of a receive or a message.
     pub(super) fn outcome(&mut self) -> Option<Outcome<Expected<B>, Tagged>> {
-        self.shared()?.offload.outcome()
+        self.device.as_mut()?.offload.outcome()
     }
 
     /// Returns whether receives wait.
     pub(super) fn has_receives(&self) -> bool {
-        match self {
-            Self::Software(matcher) => matcher.waiting() > 0,
-            Self::Device(shared) => shared.offload.waiting() > 0,
+        match &self.device {
+            None => self.requests.waiting() > 0,
+            Some(shared) => shared.offload.waiting() > 0,
         }
     }
 
     /// Receives and messages that wait.
     #[cfg(test)]
     pub(super) fn waiting_and_kept(&self) -> [usize; 2] {
-        match self {
-            Self::Software(matcher) => [matcher.waiting(), matcher.kept()],
-            Self::Device(shared) => [shared.offload.waiting(), shared.offload.kept()],
+        match &self.device {
+            None => [self.requests.waiting(), self.requests.kept()],
+            Some(shared) => [shared.offload.waiting(), shared.offload.kept()],
         }
     }
 }

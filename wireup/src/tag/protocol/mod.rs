@@ -56,7 +56,6 @@ pub use send::Eager;
 
 use self::matching::Matching;
 use self::numbers::Numbers;
-use super::matcher::Matcher;
 use super::message::{Credit, Header, KeyList, Kind, LONGEST_HEADER, Message, Outcome, Place};
 use super::offload::{self, List};
 use super::slab::{Key, Slab};
@@ -487,8 +486,9 @@ struct Link {
     allowed: Credit,
     reported: Credit,
     received: Credit,
-    /// Messages received, modulo 2^8.
-    next_number: u8,
+    /// The word behind the tag of the next eager message without credit: it has the link and the
+    /// number of messages received, modulo 2^8.
+    next: u64,
     /// Announcements of the peer that wait for a receive, by the peer's request: where they are
     /// kept, unless they wait for the removal of a receive from the list.
     kept_announcements: HashMap<u64, Option<Key>>,
@@ -500,7 +500,7 @@ struct Link {
 impl Link {
     /// A header for the next message. Most eager messages have none of the credit that they could
     /// report.
-    #[inline]
+    #[inline(always)]
     fn header(&self, peer: u64, kind: Kind, word: u64) -> Header {
         let has_credit = match kind {
             Kind::Eager => self.allowed.is_ahead::<EAGERLY>(self.reported, self.window),
@@ -536,7 +536,7 @@ impl Link {
     }
 
     /// An eager message was sent.
-    #[inline]
+    #[inline(always)]
     fn add_sent(&mut self, length: usize) {
         self.sent.add(length);
         self.held |= !self.sent.has_room(self.granted, 0);
@@ -594,7 +594,9 @@ impl Kept {
 /// A request of the user.
 #[derive(Debug)]
 struct Request<B: Payload> {
-    state: State<B>,
+    state: State,
+    /// Its memory, until it is complete.
+    buffer: Option<B>,
     waker: Option<Waker>,
     /// The user dropped the handle.
     detached: bool,
@@ -608,17 +610,16 @@ impl<B: Payload> Request<B> {
         if let Some(waker) = self.waker.take() {
             wakers.push_back(waker);
         }
-        if !self.detached {
-            self.state = State::Complete(result);
-        }
+        self.state = State::Complete(result);
+        self.buffer = None;
         self.detached
     }
 }
 
-#[derive(Debug)]
-enum State<B: Payload> {
-    Send(send::Send<B>),
-    Receive(receive::Receive<B>),
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Send(send::Send),
+    Receive(receive::Stage),
     Complete(TagResult),
 }
 
@@ -630,7 +631,7 @@ pub struct Machine<B: Payload, L = NoList> {
     promised: (usize, usize),
     links: Slab<Link>,
     numbers: Numbers,
-    requests: Slab<Request<B>>,
+    /// The requests, too.
     matching: Matching<B, L>,
     /// A message of a closed link may wait for the removal of a receive.
     has_orphans: bool,
@@ -642,6 +643,8 @@ pub struct Machine<B: Payload, L = NoList> {
     /// Links whose peers may hold messages back, because no receive has waited for them.
     used_up: Vec<Key>,
     wakers: VecDeque<Waker>,
+    /// The rights of peers to write the memory of receives.
+    grants: HashMap<Key, B::Grant>,
     counters: TagCounters,
 }
 
@@ -655,23 +658,19 @@ impl<B: Payload> Machine<B> {
 impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// A machine without links, which matches together with a device that has this list.
     pub fn with_list(limits: Limits, list: Option<L>) -> Self {
-        let matching = match list {
-            Some(list) => Matching::with_list(list),
-            None => Matching::Software(Matcher::default()),
-        };
         Self {
             limits: Limits { window: limits.window.clamped(), ..limits },
             promised: (0, 0),
             links: Slab::default(),
             numbers: Numbers::default(),
-            requests: Slab::default(),
-            matching,
+            matching: Matching::new(list),
             has_orphans: false,
             claimed: Slab::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             used_up: Vec::new(),
             wakers: VecDeque::new(),
+            grants: HashMap::new(),
             counters: TagCounters::default(),
         }
     }
@@ -716,7 +715,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             allowed: window.into(),
             reported: window.into(),
             received: Credit::default(),
-            next_number: 0,
+            next: Header::of_eager(own),
             kept_announcements: HashMap::new(),
             failure: None,
             is_ready: false,
@@ -766,11 +765,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             self.matching.take(key);
             self.counters.announced -= 1;
         }
-        let requests: Vec<Key> = self.requests.iter().map(|(key, _)| key).collect();
+        let requests: Vec<Key> = self.matching.requests.iter().map(|(key, _)| key).collect();
         for key in requests {
-            match self.requests.get_mut(key).map(|request| &mut request.state) {
+            match self.matching.requests.get_mut(key).map(|request| &mut request.state) {
                 Some(State::Send(send)) if send.link() == link => self.fail_send(key, error),
-                Some(State::Receive(receive)) if receive.link() == Some(link) => {
+                Some(State::Receive(stage)) if stage.link() == Some(link) => {
                     self.fail_receive(key, error);
                 }
                 _ => {}
@@ -887,8 +886,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     }
 
     /// The result of a request that is complete. Repeated calls return it again.
+    #[inline]
     pub fn result(&self, request: Key) -> Option<TagResult> {
-        match self.requests.get(request)?.state {
+        match self.matching.requests.get(request)?.state {
             State::Complete(result) => Some(result),
             _ => None,
         }
@@ -896,14 +896,15 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// Returns whether the task of `waker` is woken when the request is complete.
     pub fn wakes(&self, request: Key, waker: &Waker) -> bool {
-        let present = self.requests.get(request).and_then(|request| request.waker.as_ref());
+        let present =
+            self.matching.requests.get(request).and_then(|request| request.waker.as_ref());
         present.is_some_and(|present| present.will_wake(waker))
     }
 
     /// Wakes `waker` when the request is complete. Returns the one that was to be woken before: the
     /// caller drops it when it no longer borrows the machine.
     pub fn wake(&mut self, request: Key, waker: Waker) -> Option<Waker> {
-        match self.requests.get_mut(request) {
+        match self.matching.requests.get_mut(request) {
             Some(request) => request.waker.replace(waker),
             None => Some(waker),
         }
@@ -911,10 +912,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// The user needs the result of a request no more. The request itself goes on. Returns the
     /// waker, as [`wake`](Self::wake) does.
+    #[inline]
     pub fn detach(&mut self, request: Key) -> Option<Waker> {
-        let entry = self.requests.get_mut(request)?;
+        let entry = self.matching.requests.get_mut(request)?;
         if matches!(entry.state, State::Complete(_)) {
-            self.requests.discard(request);
+            self.matching.requests.discard(request);
             return None;
         }
         entry.detached = true;
@@ -927,7 +929,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// A receive that is matched, and a send that has left or has been matched, go on. An announced
     /// send ends when the peer confirms.
     pub fn cancel(&mut self, request: Key) -> bool {
-        match self.requests.get(request).map(|entry| &entry.state) {
+        match self.matching.requests.get(request).map(|entry| &entry.state) {
             Some(State::Send(_)) => self.cancel_send(request),
             Some(State::Receive(_)) => self.cancel_receive(request),
             _ => false,
@@ -936,18 +938,26 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// Requests that the user has or that are under way.
     pub fn requests(&self) -> usize {
-        self.requests.len()
+        self.matching.requests.len()
     }
 
-    fn insert(&mut self, state: State<B>) -> Key {
-        self.requests.insert(Request { state, waker: None, detached: false })
+    #[inline(always)]
+    fn insert(&mut self, state: State, buffer: B) -> Key {
+        let (waker, detached) = (None, false);
+        let make = || Request { state, buffer: Some(buffer), waker, detached };
+        self.matching.requests.insert(make)
+    }
+
+    /// The memory of a request that is not complete.
+    fn buffer(&self, request: Key) -> Option<&B> {
+        self.matching.requests.get(request)?.buffer.as_ref()
     }
 
     fn complete(&mut self, request: Key, result: TagResult) {
-        if let Some(entry) = self.requests.get_mut(request)
+        if let Some(entry) = self.matching.requests.get_mut(request)
             && entry.complete(result, &mut self.wakers)
         {
-            self.requests.discard(request);
+            self.matching.requests.discard(request);
         }
     }
 
@@ -963,7 +973,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// A movement of data ended.
     pub fn moved(&mut self, request: Key, moved: Moved) {
-        match self.requests.get(request).map(|entry| &entry.state) {
+        match self.matching.requests.get(request).map(|entry| &entry.state) {
             Some(State::Send(_)) => self.put_ended(request, moved),
             Some(State::Receive(_)) => self.fetch_ended(request, moved),
             _ => {}

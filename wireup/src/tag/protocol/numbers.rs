@@ -62,10 +62,15 @@ impl Numbers {
         }
     }
 
-    /// The link with this number.
+    /// The slot of the link that may have this number.
     #[inline]
+    pub(super) fn slot(&self, number: u64) -> Option<u32> {
+        self.cells.get(self.cell(number)).copied()
+    }
+
+    /// The link with this number.
     pub(super) fn find<'a>(&self, links: &'a Slab<Link>, number: u64) -> Option<(Key, &'a Link)> {
-        let slot = *self.cells.get(self.cell(number))?;
+        let slot = self.slot(number)?;
         links.at(slot).filter(|(_, link)| link.own == number)
     }
 
@@ -76,7 +81,7 @@ impl Numbers {
         links: &'a Slab<Link>,
         immediate: u32,
     ) -> Option<(Key, &'a Link)> {
-        let slot = *self.cells.get(self.cell(u64::from(immediate)))?;
+        let slot = self.slot(u64::from(immediate))?;
         links.at(slot).filter(|(_, link)| short(link.own) == immediate)
     }
 }

@@ -1,24 +1,21 @@
 //! The receiving side of requests.
 
+use std::collections::VecDeque;
+use std::task::Waker;
+
 use super::super::message::{KeyList, Outcome};
 use super::super::slab::Key;
 use super::matching::Expected;
 use super::offload::List;
 use super::{
-    Action, Announced, Control, Envelope, Kept, Machine, Moved, Payload, State, TagError, Transfer,
-    Violation,
+    Action, Announced, Control, Envelope, Kept, Machine, Moved, Payload, Request, State, TagError,
+    Transfer, Violation,
 };
 
-/// A receive that is not complete.
-#[derive(Debug)]
-pub(super) struct Receive<B: Payload> {
-    buffer: B,
-    stage: Stage<B>,
-}
-
-#[derive(Debug)]
-enum Stage<B: Payload> {
-    /// Waits in the matcher, under this key.
+/// How far a receive that is not complete has got.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stage {
+    /// Waits; among the receives of a device under this key.
     Posted(Option<Key>),
     /// Matched by the device, which writes to the buffer.
     Arriving,
@@ -27,24 +24,45 @@ enum Stage<B: Payload> {
     /// Matched; the peer gets the right to write the buffer.
     Exposing { envelope: Envelope, sender: u64 },
     /// Matched; the peer puts.
-    AwaitingPut { envelope: Envelope, _grant: Box<B::Grant> },
+    AwaitingPut(Envelope),
     /// Matched; the peer sends fragments.
     AwaitingFragments { envelope: Envelope, received: usize },
     /// The link failed while the binding had the buffer.
     Failing { link: Key, error: TagError },
 }
 
-impl<B: Payload> Receive<B> {
-    /// The link, if it is matched.
-    pub(super) fn link(&self) -> Option<Key> {
-        match &self.stage {
-            Stage::Posted(_) | Stage::Arriving => None,
-            Stage::Failing { link, .. } => Some(*link),
-            Stage::Fetching { envelope, .. }
-            | Stage::Exposing { envelope, .. }
-            | Stage::AwaitingPut { envelope, .. }
-            | Stage::AwaitingFragments { envelope, .. } => Some(envelope.link),
+impl Stage {
+    /// The link, if the receive is matched.
+    pub(super) fn link(self) -> Option<Key> {
+        match self {
+            Self::Posted(_) | Self::Arriving => None,
+            Self::Failing { link, .. } => Some(link),
+            Self::Fetching { envelope, .. }
+            | Self::Exposing { envelope, .. }
+            | Self::AwaitingPut(envelope)
+            | Self::AwaitingFragments { envelope, .. } => Some(envelope.link),
         }
+    }
+}
+
+impl<B: Payload> Request<B> {
+    /// Copies an eager message to the receive that matched it. Returns true if the request is to be
+    /// dropped.
+    #[inline(always)]
+    pub(super) fn deliver(
+        &mut self,
+        tag: u64,
+        link: Key,
+        payload: &[u8],
+        wakers: &mut VecDeque<Waker>,
+    ) -> bool {
+        let length = payload.len();
+        let Some(buffer) = &self.buffer else { return false };
+        let room = buffer.len();
+        buffer.write(0, payload.get(..room).unwrap_or(payload));
+        let envelope = Envelope { tag, length, link };
+        let fits = length <= room;
+        self.complete(if fits { Ok(envelope) } else { Err(TagError::Truncated { length }) }, wakers)
     }
 }
 
@@ -52,19 +70,27 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// Receives a message whose tag equals `tag` in the bits of `mask`.
     pub fn receive(&mut self, tag: u64, mask: u64, buffer: B) -> Key {
         let found = self.matching.find(tag, mask).and_then(|key| self.matching.take(key));
-        let expected = if found.is_none() {
-            self.matching.expect(tag, mask, self.requests.next_key(), &buffer)
-        } else {
-            None
-        };
-        let stage = Stage::Posted(expected);
-        // The key that the matcher has.
-        let request = self.insert(State::Receive(Receive { buffer, stage }));
+        let request = self.insert(State::Receive(Stage::Posted(None)), buffer);
         match found {
             Some((tag, kept)) => self.accept(request, tag, kept),
-            None => self.ask_for_more(),
+            None => {
+                self.expect(request, tag, mask);
+                self.ask_for_more();
+            }
         }
         request
+    }
+
+    /// Lets a receive wait for a message.
+    #[inline]
+    fn expect(&mut self, request: Key, tag: u64, mask: u64) {
+        if self.matching.device.is_none() {
+            return self.matching.requests.expect(request, tag, mask);
+        }
+        if let Some(buffer) = self.buffer(request).cloned() {
+            let key = self.matching.expect(request, tag, mask, buffer);
+            self.set_receive_stage(request, Stage::Posted(key));
+        }
     }
 
     /// The message that a [`receive`](Self::receive) would get now.
@@ -96,7 +122,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// Receives a message that was [claimed](Self::claim). `None` if there is no such claim.
     pub fn receive_claimed(&mut self, claim: Key, buffer: B) -> Option<Key> {
         let (tag, kept) = self.claimed.remove(claim)?;
-        let request = self.insert(State::Receive(Receive { buffer, stage: Stage::Posted(None) }));
+        let request = self.insert(State::Receive(Stage::Posted(None)), buffer);
         self.accept(request, tag, kept);
         Some(request)
     }
@@ -155,7 +181,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             Kept::Eager { link, payload, acknowledge } => {
                 self.no_longer_kept(payload.len());
                 self.consumed(link, payload.len(), acknowledge);
-                self.deliver(request, tag, link, &payload);
+                if let Some(receive) = self.matching.requests.get_mut(request)
+                    && receive.deliver(tag, link, &payload, &mut self.wakers)
+                {
+                    self.matching.requests.discard(request);
+                }
             }
             Kept::Announced(announced) => {
                 self.counters.announced -= 1;
@@ -167,24 +197,6 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
     }
 
-    /// Copies an eager message to the receive that matched it.
-    #[inline]
-    pub(super) fn deliver(&mut self, request: Key, tag: u64, link: Key, payload: &[u8]) {
-        let length = payload.len();
-        let Some(entry) = self.requests.get_mut(request) else { return };
-        let State::Receive(receive) = &entry.state else { return };
-        let room = receive.buffer.len();
-        receive.buffer.write(0, payload.get(..room).unwrap_or(payload));
-        let result = if length <= room {
-            Ok(Envelope { tag, length, link })
-        } else {
-            Err(TagError::Truncated { length })
-        };
-        if entry.complete(result, &mut self.wakers) {
-            self.requests.discard(request);
-        }
-    }
-
     /// Begins the rendezvous of an announced message with the receive that matched it.
     pub(super) fn begin(&mut self, request: Key, tag: u64, announced: Announced) {
         let Announced { link, request: sender, length, address, keys } = announced;
@@ -192,15 +204,15 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         if let Some(error) = self.failure(link) {
             return self.complete(request, Err(error));
         }
-        let Some(receive) = self.receiving(request) else { return };
-        let room = receive.buffer.len();
+        let Some(buffer) = self.buffer(request) else { return };
+        let room = buffer.len();
         if length == 0 || length > room {
             self.finish_sender(link, sender, Outcome::Done);
             let result =
                 if length == 0 { Ok(envelope) } else { Err(TagError::Truncated { length }) };
             return self.complete(request, result);
         }
-        let buffer = receive.buffer.clone();
+        let buffer = buffer.clone();
         if keys.is_empty() {
             return self.expose(request, envelope, sender);
         }
@@ -216,48 +228,42 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     }
 
     fn expose(&mut self, request: Key, envelope: Envelope, sender: u64) {
-        let Some(receive) = self.receiving(request) else { return };
-        let buffer = receive.buffer.clone();
+        let Some(buffer) = self.buffer(request).cloned() else { return };
         self.set_receive_stage(request, Stage::Exposing { envelope, sender });
         let Envelope { link, length, .. } = envelope;
         self.actions.push_back(Action::Expose { request, link, buffer, length });
     }
 
-    fn receiving(&self, request: Key) -> Option<&Receive<B>> {
-        match &self.requests.get(request)?.state {
-            State::Receive(receive) => Some(receive),
+    fn receiving(&self, request: Key) -> Option<Stage> {
+        match self.matching.requests.get(request)?.state {
+            State::Receive(stage) => Some(stage),
             _ => None,
         }
     }
 
-    fn receiving_mut(&mut self, request: Key) -> Option<&mut Receive<B>> {
-        match &mut self.requests.get_mut(request)?.state {
-            State::Receive(receive) => Some(receive),
-            _ => None,
-        }
-    }
-
-    fn set_receive_stage(&mut self, request: Key, stage: Stage<B>) {
-        if let Some(receive) = self.receiving_mut(request) {
-            receive.stage = stage;
+    fn set_receive_stage(&mut self, request: Key, stage: Stage) {
+        if let Some(entry) = self.matching.requests.get_mut(request) {
+            entry.state = State::Receive(stage);
         }
     }
 
     /// The device writes to the buffer.
     pub(super) fn set_arriving(&mut self, request: Key) {
-        self.set_receive_stage(request, Stage::Arriving);
+        if self.receiving(request).is_some() {
+            self.set_receive_stage(request, Stage::Arriving);
+        }
     }
 
     /// Reads the start of the buffer of a receive.
     pub(super) fn read_buffer(&self, request: Key, target: &mut [u8]) {
-        if let Some(receive) = self.receiving(request) {
-            receive.buffer.read(0, target);
+        if let Some(buffer) = self.buffer(request) {
+            buffer.read(0, target);
         }
     }
 
     pub(super) fn fetch_ended(&mut self, request: Key, moved: Moved) {
-        let Some(receive) = self.receiving(request) else { return };
-        match receive.stage {
+        let Some(stage) = self.receiving(request) else { return };
+        match stage {
             Stage::Failing { error, .. } => self.complete(request, Err(error)),
             Stage::Fetching { envelope, sender } => match moved {
                 Moved::Done => {
@@ -278,10 +284,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// The result of [`Action::Expose`]: the right, the address and the keys. `None` if no lane can
     /// give the right; the payload then comes in fragments.
     pub fn exposed(&mut self, request: Key, granted: Option<(B::Grant, u64, KeyList)>) {
-        let Some(receive) = self.receiving_mut(request) else { return };
-        let (envelope, sender) = match receive.stage {
-            Stage::Exposing { envelope, sender } => (envelope, sender),
-            Stage::Failing { error, .. } => {
+        let (envelope, sender) = match self.receiving(request) {
+            Some(Stage::Exposing { envelope, sender }) => (envelope, sender),
+            Some(Stage::Failing { error, .. }) => {
                 // The right ends before the request does.
                 drop(granted);
                 return self.complete(request, Err(error));
@@ -290,11 +295,12 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         };
         let (stage, address, keys) = match granted {
             Some((grant, address, keys)) if !keys.is_empty() => {
-                (Stage::AwaitingPut { envelope, _grant: Box::new(grant) }, address, keys)
+                self.grants.insert(request, grant);
+                (Stage::AwaitingPut(envelope), address, keys)
             }
             _ => (Stage::AwaitingFragments { envelope, received: 0 }, 0, KeyList::default()),
         };
-        receive.stage = stage;
+        self.set_receive_stage(request, stage);
         let length = envelope.length as u64;
         let request = request.to_u64();
         self.control(
@@ -311,20 +317,21 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         offset: u64,
         payload: &[u8],
     ) -> Result<(), Violation> {
-        let receive = self.receiving_mut(request).ok_or(Violation::Request)?;
-        let Stage::AwaitingFragments { envelope, received } = &mut receive.stage else {
+        let Some(Stage::AwaitingFragments { envelope, received }) = self.receiving(request) else {
             return Err(Violation::Request);
         };
-        let envelope = *envelope;
-        if envelope.link != link || *received as u64 != offset {
+        if envelope.link != link || received as u64 != offset {
             return Err(Violation::Request);
         }
-        if payload.is_empty() || payload.len() > envelope.length - *received {
+        if payload.is_empty() || payload.len() > envelope.length - received {
             return Err(Violation::Length);
         }
-        receive.buffer.write(*received, payload);
-        *received += payload.len();
-        if *received == envelope.length {
+        if let Some(buffer) = self.buffer(request) {
+            buffer.write(received, payload);
+        }
+        let received = received + payload.len();
+        self.set_receive_stage(request, Stage::AwaitingFragments { envelope, received });
+        if received == envelope.length {
             self.counters.fragmented += 1;
             self.complete(request, Ok(envelope));
         }
@@ -338,8 +345,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         request: Key,
         outcome: Outcome,
     ) -> Result<(), Violation> {
-        let receive = self.receiving(request).ok_or(Violation::Request)?;
-        let Stage::AwaitingPut { envelope, .. } = receive.stage else {
+        let Some(Stage::AwaitingPut(envelope)) = self.receiving(request) else {
             return Err(Violation::Request);
         };
         if envelope.link != link {
@@ -353,7 +359,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             Outcome::Failed => Err(TagError::PeerTransfer),
             Outcome::Withdrawn => return Err(Violation::Request),
         };
-        // Drops the grant.
+        self.grants.remove(&request);
         self.complete(request, result);
         Ok(())
     }
@@ -370,10 +376,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     }
 
     pub(super) fn cancel_receive(&mut self, request: Key) -> bool {
-        let Some(Receive { stage: Stage::Posted(key), .. }) = self.receiving(request) else {
-            return false;
-        };
-        match key.map_or(Some(true), |key| self.matching.cancel(key)) {
+        let Some(Stage::Posted(key)) = self.receiving(request) else { return false };
+        match self.matching.cancel(request, key) {
             Some(true) => self.complete(request, Err(TagError::Canceled)),
             // The device decides.
             Some(false) => {}
@@ -384,14 +388,15 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// The link of a matched receive failed.
     pub(super) fn fail_receive(&mut self, request: Key, error: TagError) {
-        let Some(receive) = self.receiving_mut(request) else { return };
-        match receive.stage {
+        let Some(stage) = self.receiving(request) else { return };
+        match stage {
             Stage::Posted(_) | Stage::Arriving | Stage::Failing { .. } => {}
             Stage::Fetching { envelope, .. } | Stage::Exposing { envelope, .. } => {
-                receive.stage = Stage::Failing { link: envelope.link, error };
+                let link = envelope.link;
+                self.set_receive_stage(request, Stage::Failing { link, error });
             }
-            // Drops the grant.
-            Stage::AwaitingPut { .. } | Stage::AwaitingFragments { .. } => {
+            Stage::AwaitingPut(_) | Stage::AwaitingFragments { .. } => {
+                self.grants.remove(&request);
                 self.complete(request, Err(error));
             }
         }

@@ -19,11 +19,10 @@ pub struct Eager {
 }
 
 /// A send that is not complete.
-#[derive(Debug)]
-pub(super) struct Send<B> {
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Send {
     envelope: Envelope,
     mode: Mode,
-    buffer: B,
     stage: Stage,
 }
 
@@ -43,7 +42,7 @@ enum Stage {
     Failing(TagError),
 }
 
-impl<B> Send<B> {
+impl Send {
     pub(super) fn link(&self) -> Key {
         self.envelope.link
     }
@@ -113,8 +112,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// Queues a send.
     pub fn send(&mut self, link: Key, tag: u64, buffer: B, mode: Mode) -> Key {
         let envelope = Envelope { tag, length: buffer.len(), link };
-        let request =
-            self.insert(State::Send(Send { envelope, mode, buffer, stage: Stage::Waiting }));
+        let send = Send { envelope, mode, stage: Stage::Waiting };
+        let request = self.insert(State::Send(send), buffer);
         if let Some(error) = self.failure(link) {
             self.complete(request, Err(error));
         } else if let Some(entry) = self.links.get_mut(link) {
@@ -124,17 +123,24 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         request
     }
 
-    fn sending(&self, request: Key) -> Option<&Send<B>> {
-        match &self.requests.get(request)?.state {
+    fn sending(&self, request: Key) -> Option<&Send> {
+        match &self.matching.requests.get(request)?.state {
             State::Send(send) => Some(send),
             _ => None,
         }
     }
 
-    fn sending_mut(&mut self, request: Key) -> Option<&mut Send<B>> {
-        match &mut self.requests.get_mut(request)?.state {
+    fn sending_mut(&mut self, request: Key) -> Option<&mut Send> {
+        match &mut self.matching.requests.get_mut(request)?.state {
             State::Send(send) => Some(send),
             _ => None,
+        }
+    }
+
+    /// The peer may no longer read the memory of an announced send.
+    fn unshare(&self, request: Key, revoke: bool) {
+        if let Some(buffer) = self.buffer(request) {
+            buffer.unshare(revoke);
         }
     }
 
@@ -182,7 +188,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         let request = *entry.waiting.front()?;
         let send = self.sending(request)?;
         let Envelope { tag, length, .. } = send.envelope;
-        let buffer = send.buffer.clone();
+        let buffer = self.buffer(request)?.clone();
         let is_eager = entry.is_eager(length, send.mode);
         if is_eager && entry.sent.has_room(entry.granted, length) {
             let (kind, number) = match send.mode {
@@ -208,7 +214,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         let body = Body::Payload {
             request,
             number: Some(sent as u64),
-            buffer: send.buffer.clone(),
+            buffer: self.buffer(request)?.clone(),
             offset: sent,
             length: part,
         };
@@ -227,15 +233,15 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             Body::Control(_) => {
                 entry.control.pop_front();
             }
-            Body::Announce { request, .. } => {
+            Body::Announce { request, ref buffer } => {
                 entry.waiting.pop_front();
                 entry.announced += 1;
                 if let Some(Request { state: State::Send(send), .. }) =
-                    self.requests.get_mut(request)
+                    self.matching.requests.get_mut(request)
                 {
                     // A device reports nothing about announcements.
                     entry.held |= !entry.tagged && entry.is_eager(send.envelope.length, send.mode);
-                    send.buffer.share();
+                    buffer.share();
                     send.stage = Stage::Announced { withdrawn: false };
                 }
             }
@@ -303,7 +309,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
                 return;
             }
             Stage::Failing(_) => return,
-            Stage::Announced { .. } => send.buffer.unshare(true),
+            Stage::Announced { .. } => self.unshare(request, true),
             Stage::Waiting | Stage::Matching | Stage::Fragments { .. } => {}
         }
         self.complete(request, Err(error));
@@ -325,7 +331,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
                 if outcome == Outcome::Withdrawn && !withdrawn {
                     return Err(Violation::Request);
                 }
-                send.buffer.unshare(outcome != Outcome::Done);
+                self.unshare(request, outcome != Outcome::Done);
                 self.answered(link);
             }
             _ => return Err(Violation::Request),
@@ -356,12 +362,14 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             .ok()
             .filter(|&length| length == send.envelope.length && length > 0);
         let length = length.ok_or(Violation::Length)?;
-        send.buffer.unshare(false);
-        if keys.is_empty() {
-            send.stage = Stage::Fragments { receiver, sent: 0, length };
+        let fragments = keys.is_empty();
+        send.stage = if fragments {
+            Stage::Fragments { receiver, sent: 0, length }
         } else {
-            send.stage = Stage::Putting { receiver };
-            let buffer = send.buffer.clone();
+            Stage::Putting { receiver }
+        };
+        self.unshare(request, false);
+        if !fragments && let Some(buffer) = self.buffer(request).cloned() {
             self.actions.push_back(Action::Put(Transfer {
                 request,
                 link,
@@ -372,10 +380,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             }));
         }
         self.answered(link);
-        if let Some(send) = self.sending(request)
-            && let Stage::Fragments { .. } = send.stage
-            && let Some(entry) = self.links.get_mut(link)
-        {
+        if fragments && let Some(entry) = self.links.get_mut(link) {
             entry.fragments.push_back(request);
             self.make_ready(link);
         }
