@@ -3,11 +3,13 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// File systems whose pages are in no other place than memory: a kernel need not know when a device
-/// has written to them. That of device files is one, and so are the mappings of a DAX device. Where
-/// the files of `overlay` and `rootfs` are, their names do not say: they count as in memory.
-const IN_MEMORY: [&str; 5] = ["tmpfs", "devtmpfs", "hugetlbfs", "rootfs", "overlay"];
+/// has written to them. That of device files is one, and so are the mappings of a DAX device.
+/// `rootfs` is a ramfs or a tmpfs.
+const IN_MEMORY: [&str; 5] = ["tmpfs", "devtmpfs", "hugetlbfs", "ramfs", "rootfs"];
 
 /// A mapping of the process: see proc_pid_maps(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,12 +74,48 @@ impl Mapping {
 fn is_on_disk(device: &str) -> Option<bool> {
     let (major, minor) = device.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
-    let device = format!("{}:{}", number(major)?, number(minor)?);
     let mounts = fs::read("/proc/self/mountinfo").ok()?;
     let mounts = String::from_utf8_lossy(&mounts);
-    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&*device))?;
-    let (_, source) = mount.split_once(" - ")?;
-    Some(!IN_MEMORY.contains(&source.split(' ').next()?))
+    let device_of = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
+    Some(match FileSystem::find(&mounts, number(major)?, number(minor)?)? {
+        FileSystem { name: "overlay", options } => {
+            // A file that is open for writing is in the upper layer, and the kernel maps it there.
+            // In a container, the path of that layer is often one of the host, and then the layer
+            // counts as on disk.
+            let device = upper(options).and_then(|path| device_of(&path));
+            let found = device
+                .and_then(|dev| FileSystem::find(&mounts, libc::major(dev), libc::minor(dev)));
+            !found.is_some_and(|found| IN_MEMORY.contains(&found.name))
+        }
+        found => !IN_MEMORY.contains(&found.name),
+    })
+}
+
+/// A mounted file system: proc_pid_mountinfo(5).
+#[derive(Debug, PartialEq, Eq)]
+struct FileSystem<'a> {
+    /// The name of its type.
+    name: &'a str,
+    /// The options of the file system, not of the mount.
+    options: &'a str,
+}
+
+impl<'a> FileSystem<'a> {
+    fn find(mounts: &'a str, major: u32, minor: u32) -> Option<Self> {
+        let device = format!("{major}:{minor}");
+        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&*device))?;
+        let (_, source) = mount.split_once(" - ")?;
+        let mut words = source.split(' ');
+        let name = words.next()?;
+        Some(Self { name, options: words.nth(1).unwrap_or_default() })
+    }
+}
+
+/// Returns the upper layer in the options of an overlay.
+fn upper(options: &str) -> Option<PathBuf> {
+    let found = options.split(',').find_map(|option| option.strip_prefix("upperdir="))?;
+    // Spaces are octal numbers.
+    Some(PathBuf::from(found.replace("\\040", " ")))
 }
 
 /// Memory that a kernel does not pin for a device that writes to it.
@@ -128,6 +166,20 @@ mod tests {
         let anonymous = Mapping::parse(b"1000-3000 rw-p 00000000 00:00 0 ").unwrap();
         assert_eq!((anonymous.path.as_str(), anonymous.addresses.len()), ("", 0x2000));
         assert_eq!(Mapping::parse(b"no mapping"), None);
+    }
+
+    #[test]
+    fn an_overlay_has_an_upper_layer() {
+        let mounts = "27 1 254:0 / / rw - ext4 /dev/root rw\n\
+                      25 27 0:45 / /work rw,relatime shared:1 - overlay over rw,lowerdir=/l,\
+                      upperdir=/with\\040space/u,workdir=/w\n\
+                      26 27 0:46 / /ro ro - overlay none ro,lowerdir=/a:/b\n";
+        let found = FileSystem::find(mounts, 0, 45).unwrap();
+        assert_eq!(found.name, "overlay");
+        assert_eq!(upper(found.options), Some(PathBuf::from("/with space/u")));
+        assert_eq!(upper(FileSystem::find(mounts, 0, 46).unwrap().options), None);
+        assert_eq!(FileSystem::find(mounts, 254, 0).unwrap().name, "ext4");
+        assert_eq!(FileSystem::find(mounts, 0, 4), None);
     }
 
     #[test]

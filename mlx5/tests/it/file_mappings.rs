@@ -95,6 +95,61 @@ fn a_shared_mapping_of_a_file_on_disk_is_not_registered_for_writes() {
     }
 }
 
+/// Set for the tests below that run in a mount namespace of their own: a folder in an overlay.
+const FOLDER: &str = "BAREWIRE_TEST_FOLDER";
+
+/// Mounts an overlay whose upper layer is in `upper`, and runs a test of this file there. Returns
+/// false if this user may not mount it.
+fn in_an_overlay_on(upper: &str, test: &str) -> bool {
+    let mount = "set -e; mount -t tmpfs none /mnt; mkdir /mnt/l /mnt/m; cd \"$1\"; mkdir -p u w; \
+                 mount -t overlay none /mnt/m \
+                 -o lowerdir=/mnt/l,upperdir=\"$PWD/u\",workdir=\"$PWD/w\"";
+    let unshared = |script: String| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-rm", "sh", "-c", &script]).arg(std::env::current_exe().unwrap());
+        command.args([upper, test]).env(FOLDER, "/mnt/m").output()
+    };
+    if !unshared(mount.to_owned()).is_ok_and(|mounted| mounted.status.success()) {
+        println!("skipped: no overlay can be mounted on {upper}");
+        return false;
+    }
+    let run = "exec \"$0\" --exact \"file_mappings::$2\" --ignored";
+    let output = unshared(format!("{mount}; {run}")).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+    true
+}
+
+fn register_in_the_overlay() -> Result<(), barewire_mlx5::Error> {
+    let file = file_in(Path::new(&std::env::var_os(FOLDER).unwrap()), "overlay");
+    let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    Buffer::register(&domain(), Mapping::new(&file, libc::MAP_SHARED), writes).map(drop)
+}
+
+#[test]
+fn the_upper_layer_of_an_overlay_decides() {
+    in_an_overlay_on("/mnt", "an_overlay_in_memory");
+    let disk = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("o{}", std::process::id()));
+    std::fs::create_dir(&disk).unwrap();
+    if !is_in_memory(&File::open(&disk).unwrap()) {
+        in_an_overlay_on(disk.to_str().unwrap(), "an_overlay_on_disk");
+    }
+    std::fs::remove_dir_all(&disk).unwrap();
+}
+
+#[test]
+#[ignore = "runs in the overlay of the_upper_layer_of_an_overlay_decides"]
+fn an_overlay_in_memory() {
+    register_in_the_overlay().unwrap();
+}
+
+#[test]
+#[ignore = "runs in the overlay of the_upper_layer_of_an_overlay_decides"]
+fn an_overlay_on_disk() {
+    let text = register_in_the_overlay().unwrap_err().to_string();
+    assert!(text.contains("registering memory failed"), "{text}");
+}
+
 #[test]
 fn a_shared_mapping_of_a_file_in_memory_is_registered_for_writes() {
     let domain = domain();
