@@ -51,6 +51,8 @@ mod post;
 mod probe;
 #[cfg(feature = "rdma-sys")]
 mod queue_pair;
+#[cfg(feature = "rdma-cm")]
+pub mod rdma_cm;
 #[cfg(feature = "rdma-sys")]
 mod shared_receive;
 #[cfg(feature = "rdma-sys")]

@@ -30,7 +30,7 @@ fn build() -> PathBuf {
     cargo.args(["--no-run", "--test", "it"]);
     cargo.args(["--message-format", "json-render-diagnostics"]);
     if !cfg!(feature = "verbs") {
-        cargo.args(["--features", "barewire-verbs/rdma-sys"]);
+        cargo.args(["--features", "barewire-verbs/rdma-cm"]);
     }
     let built = cargo.output().expect("cargo starts");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

@@ -10,6 +10,8 @@ mod gid;
 mod handle;
 mod object;
 mod post;
+#[cfg(feature = "rdma-cm")]
+mod rdma_cm;
 mod thread;
 
 use std::ffi::CStr;
@@ -34,6 +36,8 @@ pub(crate) use event::{AsyncEvent, Channel, CqEvent};
 pub(crate) use gid::bytes as gid_bytes;
 pub(crate) use object::{Ah, Cq, Mr, Mw, Pd, Qp, QpQueues, Srq};
 pub(crate) use post::{Element, Extended, PIECES, Payload, Post, Verb};
+#[cfg(feature = "rdma-cm")]
+pub(crate) use rdma_cm::{CmEvent, CmId, ConnectionValues, SocketBytes};
 pub(crate) use thread::Td;
 
 /// Structures of integers and pointers, for which zero bytes are a valid value.

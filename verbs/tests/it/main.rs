@@ -6,5 +6,7 @@ mod events;
 mod memory;
 mod objects;
 mod posting;
+#[cfg(feature = "rdma-cm")]
+mod rdma_cm;
 mod refused;
 mod support;
