@@ -115,6 +115,8 @@ mod pages;
 mod pair;
 pub mod queue;
 pub mod rc;
+#[cfg(feature = "rdma-cm")]
+pub mod rdma_cm;
 mod readback;
 mod ringless;
 #[cfg(feature = "verbs")]

@@ -271,6 +271,17 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         self.user_index
     }
 
+    #[cfg(feature = "rdma-cm")]
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Sets the GID, in the init state: the port and the partition must stay.
+    #[cfg(feature = "rdma-cm")]
+    pub(crate) fn set_port(&mut self, port: Port) {
+        self.port = port;
+    }
+
     /// Connects to the peer of `path`. Both directions work after both sides have connected; the
     /// sender retries messages that arrive earlier.
     ///
@@ -480,7 +491,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         initialise(self.context(), &*self.resources.object, &self.port, self.access)
     }
 
-    fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Context {
         self.resources.context()
     }
 }
@@ -528,7 +539,10 @@ pub(crate) fn connect(
         access,
         masked_atomics: capabilities.masked_atomics,
         log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
-        log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
+        log_responder_reads: path
+            .log_peer_reads
+            .unwrap_or(path.log_max_reads)
+            .min(capabilities.log_max_reads_responder),
     };
     object.connect(port, &path)
 }

@@ -192,6 +192,8 @@ barewire_layouts::with_setters! {
         pub min_rnr_nak: u8,
         /// RDMA reads and atomics outstanding, as log2, limited by the device.
         pub log_max_reads: u8,
+        /// The same for the reads and atomics of the peer. `None` is [`Self::log_max_reads`].
+        pub log_peer_reads: Option<u8>,
         /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
         pub traffic_class: u8,
         /// Service level (4 bits): on RoCE, the three lower bits are the Ethernet priority.
@@ -223,6 +225,7 @@ impl RcPath {
             rnr_retry: 7,
             min_rnr_nak: 12,
             log_max_reads: 4,
+            log_peer_reads: None,
             traffic_class: 0,
             service_level: 0,
             enhancements: Enhancements::NONE,
@@ -246,6 +249,7 @@ impl RcPath {
         fits("RNR retry count", self.rnr_retry.into(), 3)?;
         fits("minimum RNR timer", self.min_rnr_nak.into(), 5)?;
         fits("log2 of outstanding reads", self.log_max_reads.into(), 3)?;
+        fits("log2 of the peer's reads", self.log_peer_reads.unwrap_or(0).into(), 3)?;
         fits("service level", self.service_level.into(), 4)
     }
 }

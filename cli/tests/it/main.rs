@@ -31,6 +31,7 @@ mod plan;
 mod port;
 mod ranks;
 mod rdma_cm;
+mod rdma_cm_own;
 mod sockets;
 mod strangers;
 mod support;

@@ -28,7 +28,7 @@ fn is_listening(service: &str) -> bool {
     listeners(service) > 0
 }
 
-fn run(program: &str) -> Barewire {
+pub(crate) fn run(program: &str) -> Barewire {
     run_with(&[], program)
 }
 
@@ -39,7 +39,7 @@ fn run_with(options: &[&str], program: &str) -> Barewire {
 }
 
 /// Starts a server, and waits until it is one of `count` that listen to a port.
-fn listening(server: &str, port: u16, count: usize) -> Barewire {
+pub(crate) fn listening(server: &str, port: u16, count: usize) -> Barewire {
     listening_with(&[], server, port, count)
 }
 
