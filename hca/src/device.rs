@@ -19,7 +19,7 @@ use crate::counters::Counters;
 use crate::engine::{Objects, Report, Strict};
 use crate::key::{self, Key, KeyError};
 use crate::memory::{AbsentPages, DeviceMemory, PagingError, UmemAccess, UmemError};
-use crate::object::{EventChannel, EventWatch, Management, ObjectCounts, UarPage};
+use crate::object::{EventChannel, EventWatch, Management, ObjectCounts, ObjectWatch, UarPage};
 use crate::requirements::Requirements;
 use crate::state::{Fault, State};
 use crate::thread::{self, DoorbellWake, Shared};
@@ -230,6 +230,15 @@ impl Device {
     pub fn watch(&self) -> io::Result<Arc<EventWatch>> {
         let stopped = |_| io::Error::other("the device has stopped");
         self.handle.lock().map_err(stopped)?.watch()
+    }
+
+    /// Returns a watch for events of queues, to which its owner then subscribes.
+    ///
+    /// # Errors
+    /// The kernel's error, if no descriptor is left.
+    pub fn watch_objects(&self) -> io::Result<Arc<ObjectWatch>> {
+        let stopped = |_| io::Error::other("the device has stopped");
+        self.handle.lock().map_err(stopped)?.objects.events.watch_objects()
     }
 
     /// Returns the management datagrams that arrive at queue pair 1 of the ports from now on. All

@@ -43,7 +43,9 @@ pub use memory::{
     AbsentPages, DeviceMemory, Mapping, PagingError, UmemAccess, UmemError, WrittenBack, check_pin,
     host_page, pages_around,
 };
-pub use object::{EventChannel, EventWatch, Management, ManagementDatagram, ObjectCounts, UarPage};
+pub use object::{
+    EventChannel, EventWatch, Management, ManagementDatagram, ObjectCounts, ObjectWatch, UarPage,
+};
 pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};
 pub use state::Fault;
 pub use thread::DoorbellWake;

@@ -154,6 +154,7 @@ pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyCqIn>) -> Ou
     if objects.cqs.get(number).ok_or(CommandSyndrome::UnknownCq)?.users > 0 {
         return Err(CommandSyndrome::CqInUse);
     }
+    objects.events.end(true, number);
     if let Some(cq) = objects.cqs.remove(number) {
         objects.memory.release(cq.ring_umem);
         objects.memory.release(cq.doorbell_umem.0);

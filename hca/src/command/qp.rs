@@ -303,6 +303,7 @@ pub(super) fn destroy(
     engine.qp_destroyed(device, number);
     mcg::detach_all(device, number);
     device.objects.deaf.remove(&number);
+    device.objects.events.end(false, number);
     if let Some(qp) = device.objects.qps.remove(number) {
         device.objects.share(qp.srq, false);
         device.objects.use_xrcd(qp.xrcd, false);

@@ -7,7 +7,7 @@ use barewire_layouts::eqe::{Eqe, EventType};
 
 use super::cq::Cq;
 use super::notify::Verdict;
-use super::{Eq, EventWatch, Table};
+use super::{Eq, EventWatch, ObjectWatch, Table};
 use crate::limits;
 
 /// Numbers of event queues have 8 bits and start here: 0 in a completion queue's context means
@@ -27,6 +27,8 @@ pub(crate) struct Events {
     lost: u64,
     /// Programs without an event queue of their own.
     watches: Vec<Arc<EventWatch>>,
+    /// Programs that subscribe to events of their queues.
+    subscribers: Vec<Arc<ObjectWatch>>,
 }
 
 impl Events {
@@ -37,6 +39,7 @@ impl Events {
             open: Vec::new(),
             lost: 0,
             watches: Vec::new(),
+            subscribers: Vec::new(),
         }
     }
 
@@ -89,9 +92,28 @@ impl Events {
         Ok(watch)
     }
 
-    /// Sends an event to every event queue that receives events of its type, and to every watch.
+    /// Returns a new watch, which gets the events of the queues that its owner subscribes to.
+    pub(crate) fn watch_objects(&mut self) -> io::Result<Arc<ObjectWatch>> {
+        let watch = Arc::new(ObjectWatch::new()?);
+        self.subscribers.retain(|watch| Arc::strong_count(watch) > 1);
+        self.subscribers.push(Arc::clone(&watch));
+        Ok(watch)
+    }
+
+    /// Ends the subscriptions of a completion queue or queue pair, which is destroyed.
+    pub(crate) fn end(&self, is_completion_queue: bool, number: u32) {
+        self.subscribers.iter().for_each(|watch| watch.end(is_completion_queue, number));
+    }
+
+    /// Sends an event to every event queue that receives events of its type, to every watch, and to the
+    /// subscribers of its queue.
     pub(crate) fn tell(&mut self, event_type: EventType, event: Eqe) {
         self.watches.iter().for_each(|watch| watch.push(event_type, event));
+        let number = match event_type {
+            EventType::CqError => event.failed_cqn(),
+            _ => event.number(),
+        };
+        self.subscribers.iter().for_each(|watch| watch.push(event_type, number));
         for eq in self.queues.iter_mut().filter(|eq| eq.mask & event_type.mask() != 0) {
             self.lost += u64::from(eq.push(event).is_err());
         }
