@@ -4,9 +4,10 @@ use core::any::Any;
 use core::cell::OnceCell;
 use core::ptr::NonNull;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, commands};
 use crate::channel::shared_memory::SharedMemory;
@@ -15,6 +16,7 @@ use crate::doorbell::{Half, SharedRegister};
 use crate::error::Error;
 #[cfg(feature = "verbs")]
 use crate::error::system;
+use crate::object_events::{AllEvents, Hub};
 use crate::trial::Trials;
 use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
@@ -32,6 +34,8 @@ struct Shared {
     targets: AtomicU8,
     /// Of queues that are created by commands.
     queue_memory: SharedMemory,
+    /// The events of objects, since the first was created; `None` if there are none.
+    objects: OnceLock<Option<Arc<Hub>>>,
     /// `None` if the device is not tested.
     trials: Option<Arc<Trials>>,
 }
@@ -81,6 +85,7 @@ impl Context {
             key_variant,
             targets,
             queue_memory,
+            objects: OnceLock::new(),
             trials,
         }))
     }
@@ -112,10 +117,31 @@ impl Context {
     /// If the kernel refused.
     pub fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
         match self.backend() {
-            Backend::Commands(channel) => channel.device_events(),
+            Backend::Commands(channel) => {
+                let Some(device) = channel.device_events()? else { return Ok(None) };
+                let Some(objects) = self.object_events() else { return Ok(Some(device)) };
+                let all = AllEvents::new(device, Arc::clone(objects));
+                let failed = |source| Error::System { operation: "watching the device", source };
+                Ok(Some(Box::new(all.map_err(failed)?)))
+            }
             #[cfg(feature = "verbs")]
             Backend::InitObj(device) => Ok(Some(device.events())),
         }
+    }
+
+    /// The events of objects that commands create.
+    pub(crate) fn object_events(&self) -> Option<&Arc<Hub>> {
+        let open = || match self.backend() {
+            Backend::Commands(_) => {
+                let failed = |error: &io::Error| {
+                    tracing::debug!(%error, "events of queues are not delivered");
+                };
+                Hub::new().inspect_err(failed).ok().map(Arc::new)
+            }
+            #[cfg(feature = "verbs")]
+            Backend::InitObj(_) => None,
+        };
+        self.0.objects.get_or_init(open).as_ref()
     }
 
     /// The port in use, with the GID and the partition that `options` names, for

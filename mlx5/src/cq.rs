@@ -70,9 +70,10 @@ impl CompletionQueue {
     pub fn create(context: &Context, uar: &Uar, entries: u32) -> Result<Self, Error> {
         context.owns(uar.context())?;
         let entries = checked(context, entries)?;
+        let held = (context.queue_memory(), context.object_events());
         let facts = match (context.backend(), uar.own()) {
             (Backend::Commands(channel), Registers::Page(page)) => {
-                commands::create_cq(&**channel, page, entries, None)?
+                commands::create_cq(&**channel, held, page, entries, None)?
             }
             #[cfg(feature = "verbs")]
             (Backend::InitObj(device), _) => device.create_cq(entries)?,
@@ -112,6 +113,7 @@ impl CompletionQueue {
     ) -> Result<(Self, Option<Notifier>), Error> {
         context.owns(uar.context())?;
         let entries = checked(context, entries)?;
+        let held = (context.queue_memory(), context.object_events());
         let (facts, doorbell, events) = match (context.backend(), uar.own()) {
             (Backend::Commands(channel), Registers::Page(page)) => {
                 let (Some(doorbell), Some(events)) =
@@ -119,7 +121,8 @@ impl CompletionQueue {
                 else {
                     return Ok((Self::create(context, uar, entries)?, None));
                 };
-                (commands::create_cq(&**channel, page, entries, Some(&*events))?, doorbell, events)
+                let info = commands::create_cq(&**channel, held, page, entries, Some(&*events))?;
+                (info, doorbell, events)
             }
             #[cfg(feature = "verbs")]
             (Backend::InitObj(device), _) => {

@@ -111,6 +111,7 @@ pub mod memory;
 #[cfg(all(test, loom))]
 mod models;
 mod notifier;
+mod object_events;
 mod pages;
 mod pair;
 pub mod queue;

@@ -167,7 +167,7 @@ impl<D: Doorbell> Created<D> {
                 let cqns = queues.each_ref().map(|queue| queue.number);
                 commands::create_pair(
                     &**channel,
-                    context.queue_memory(),
+                    (context.queue_memory(), context.object_events()),
                     domain.number(),
                     Some(&**page),
                     cqns,

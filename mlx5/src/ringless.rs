@@ -69,7 +69,7 @@ impl RinglessPair {
         };
         let made = commands::create_pair(
             context.backend().commands()?,
-            context.queue_memory(),
+            (context.queue_memory(), context.object_events()),
             domain.object().number(),
             page,
             [queue.number; 2],
@@ -88,6 +88,14 @@ impl RinglessPair {
         };
         pair.initialise()?;
         Ok(pair)
+    }
+
+    /// Returns whether the queue pair, which is in error, has returned all WQEs that it took from its
+    /// shared receive queue: they have completed (event `LAST_WQE_REACHED`). `None` if it shares none,
+    /// if it was reset (an event of before may still arrive), or if the event is not delivered: then
+    /// they complete within a short time.
+    pub fn is_drained(&self) -> Option<bool> {
+        self.object.is_drained()
     }
 
     /// Queue pair number (24 bits).

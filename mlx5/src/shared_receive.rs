@@ -66,7 +66,7 @@ impl Resources {
 /// The device's object.
 #[derive(Debug)]
 enum Object {
-    Commands(commands::SharedObject),
+    Commands(#[expect(dead_code, reason = "held for its drop")] commands::SharedObject),
     #[cfg(feature = "verbs")]
     Verbs(barewire_verbs::dv::SharedReceiveQueue),
 }
@@ -128,7 +128,14 @@ impl<T: Topology> SharedReceiveQueue<T> {
                 let (channel, domain) = (&**channel, object.number());
                 let shape = SharedShape { linked: T::LINKED, strides, entries, stride };
                 let owner = tags.as_ref().map_or(SharedOwner::Pool, TagResources::owner);
-                let made = commands::create_shared(channel, domain, owner, shape, prepare)?;
+                let made = commands::create_shared(
+                    channel,
+                    context.queue_memory(),
+                    domain,
+                    owner,
+                    shape,
+                    prepare,
+                )?;
                 (made.number, made.ring, made.doorbell_record, Object::Commands(made.object))
             }
             #[cfg(feature = "verbs")]
@@ -160,7 +167,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// posted. It is sent once; 0 requests none.
     ///
     /// # Errors
-    /// If `limit` is not less than [`Self::entries`], or the device refused.
+    /// If `limit` is not less than [`Self::entries`], the device was not set up by verbs objects, or it
+    /// refused. The kernel delivers no such event of a queue that DEVX created, because it finds
+    /// neither an RMP nor an XRQ by it (linux devx.c: `get_legacy_obj_type`).
     pub fn arm_limit(&self, limit: u16) -> Result<(), Error> {
         if u32::from(limit) >= self.entries() {
             let most = format!("less than the {} entries", self.entries());
@@ -168,10 +177,10 @@ impl<T: Topology> SharedReceiveQueue<T> {
         }
         let resources = self.resources()?;
         match &resources.object {
-            Object::Commands(object) if resources.tags.is_some() => {
-                commands::arm_tag_limit(object, resources.number, limit)
-            }
-            Object::Commands(object) => commands::arm_limit(object, resources.number, limit),
+            Object::Commands(_) => Err(Error::Unsupported {
+                what: "the event at a limit of a shared receive queue",
+                reason: "the kernel delivers none of queues that DEVX created; use verbs objects",
+            }),
             #[cfg(feature = "verbs")]
             Object::Verbs(queue) => {
                 queue.set_limit(limit.into()).map_err(|e| system("arming the limit", e))

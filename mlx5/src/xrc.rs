@@ -235,7 +235,14 @@ impl Receiver {
         let owner = SharedOwner::Xrc { domain: xrc.0.number, cqn: queue.number, user_index };
         let number = domain.object().number();
         let shape = commands::SharedShape { linked: true, strides: None, entries, stride };
-        let made = commands::create_shared(channel, number, owner, shape, prepare)?;
+        let made = commands::create_shared(
+            channel,
+            context.queue_memory(),
+            number,
+            owner,
+            shape,
+            prepare,
+        )?;
         let resources = Arc::new(Resources {
             number: made.number,
             _object: made.object,

@@ -247,3 +247,30 @@ fn permutations(n: usize) -> Vec<[usize; 6]> {
     // Every seventh: about a hundred.
     all.into_iter().step_by(7).collect()
 }
+
+/// The device reports when a queue pair in error has returned what it took from the shared receive
+/// queue, which may take long. A queue pair that is destroyed earlier would lose it.
+#[test]
+fn a_closed_endpoint_stays_until_its_queue_pair_has_returned_its_receives() {
+    let late = "late-flush".parse().unwrap();
+    let config = hca::Config::default().mode(hca::Mode::Stepped).requirements(late);
+    let device = hca::Device::open(config).unwrap();
+    let domain = Domain::open_soft(device.clone()).unwrap();
+    let mut worker = Worker::new();
+    let config = InterfaceConfig::default();
+    let [here, there] = [(); 2].map(|()| Side::open(&mut worker, &domain, &config));
+    connect(&here, &there);
+    let count = || device.objects().queue_pairs;
+    let before = count();
+    drop(here.endpoint);
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_millis(300) {
+        worker.progress();
+        std::thread::yield_now();
+    }
+    assert_eq!(count(), before);
+    until(&mut [&mut worker], "the end of the queue pair", || {
+        device.step();
+        count() < before
+    });
+}

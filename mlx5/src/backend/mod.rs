@@ -161,6 +161,12 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { what: "streams", reason: "only DC initiators have them" })
     }
 
+    /// Returns whether the queue pair, which is in error, has returned what it took from its shared
+    /// receive queue. `None` if the kernel does not report it.
+    fn is_drained(&self) -> Option<bool> {
+        None
+    }
+
     /// Returns the state that the device reports.
     fn state(&self) -> Result<QpState, Error>;
 

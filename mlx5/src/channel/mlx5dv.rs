@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
+use barewire_layouts::eqe::EventType;
 use barewire_verbs::dv::{self, Devx, EventChannel, UarKind};
 
-use super::{CommandChannel, CompletionEvents, DeviceEvents, Object, Uar, Umem};
+use super::{CommandChannel, CompletionEvents, DeviceEvents, Object, ObjectEvents, Uar, Umem};
 use crate::error::Error;
 use crate::route::Route;
 use crate::values::{Port, PortAddress, PortOptions};
@@ -100,6 +101,12 @@ unsafe impl CommandChannel for Mlx5dv {
         Ok(Some(self.route.events()))
     }
 
+    fn object_events(&self) -> Result<Option<Box<dyn ObjectEvents>>, Error> {
+        let channel = EventChannel::new(&self.devx)
+            .map_err(|source| system("creating an event channel", source))?;
+        Ok(Some(Box::new(DevxObjectEvents(channel))))
+    }
+
     fn kernel_domain(&self) -> Result<Option<barewire_verbs::ProtectionDomain>, Error> {
         self.route.allocate_domain().map(Some)
     }
@@ -168,9 +175,7 @@ impl CompletionEvents for DevxEvents {
     }
 
     fn watch(&self, queue: &dyn Object) -> Result<(), Error> {
-        let foreign = || Error::parameter("completion queue", 0u32, "a queue of this device");
-        let DevxObject(queue) = (queue as &dyn Any).downcast_ref().ok_or_else(foreign)?;
-        let watched = self.channel.subscribe_completions(queue, 0);
+        let watched = self.channel.subscribe_completions(devx(queue)?, 0);
         watched.map_err(|source| system("subscribing to completions", source))
     }
 
@@ -184,6 +189,33 @@ impl CompletionEvents for DevxEvents {
             any = true;
         }
         any
+    }
+}
+
+/// The object of `object`, if it was created by DEVX.
+fn devx(object: &dyn Object) -> Result<&dv::Object, Error> {
+    let foreign = || Error::parameter("object", 0u32, "an object of this device");
+    let DevxObject(object) = (object as &dyn Any).downcast_ref().ok_or_else(foreign)?;
+    Ok(object)
+}
+
+/// Events of objects that the kernel reads from its event queues. The destruction of an object ends
+/// its subscriptions.
+#[derive(Debug)]
+struct DevxObjectEvents(EventChannel);
+
+impl ObjectEvents for DevxObjectEvents {
+    fn subscribe(&self, object: &dyn Object, event: EventType, cookie: u64) -> Result<(), Error> {
+        let subscribed = self.0.subscribe(devx(object)?, event as u16, cookie);
+        subscribed.map_err(|source| system("subscribing to events", source))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn next_event(&self) -> Option<u64> {
+        self.0.next_event().ok().flatten()
     }
 }
 

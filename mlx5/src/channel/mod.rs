@@ -8,6 +8,7 @@
 mod event_queue;
 #[cfg(feature = "verbs")]
 pub mod mlx5dv;
+pub(crate) mod owned;
 pub(crate) mod queue_memory;
 pub(crate) mod shared_memory;
 #[cfg(feature = "soft")]
@@ -23,6 +24,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use barewire_layouts::command::{self, Request};
+use barewire_layouts::eqe::EventType;
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::error::Error;
@@ -114,6 +116,15 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// # Errors
     /// If the kernel refused.
     fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
+        Ok(None)
+    }
+
+    /// Opens a channel for the events of objects, or `None` if there is none: then
+    /// [`DeviceEvents`] has them, or nobody.
+    ///
+    /// # Errors
+    /// If the kernel refused.
+    fn object_events(&self) -> Result<Option<Box<dyn ObjectEvents>>, Error> {
         Ok(None)
     }
 
@@ -289,6 +300,21 @@ pub trait CompletionEvents: fmt::Debug + Send + Sync {
 
     /// Discards the pending events. Returns `true` if there were any.
     fn take(&self) -> bool;
+}
+
+/// Events of the objects that were subscribed. The destruction of an object ends its subscriptions.
+pub trait ObjectEvents: fmt::Debug + Send + Sync {
+    /// Subscribes to events of a type of `object`, which are reported with `cookie`.
+    ///
+    /// # Errors
+    /// If the object is of another channel, or the kernel refused.
+    fn subscribe(&self, object: &dyn Object, event: EventType, cookie: u64) -> Result<(), Error>;
+
+    /// A descriptor that is readable while there are events.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Takes the cookie of the oldest event, without waiting.
+    fn next_event(&self) -> Option<u64>;
 }
 
 /// Events of a device and its ports, reported through a descriptor.

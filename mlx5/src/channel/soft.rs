@@ -1,5 +1,6 @@
 //! The channel to the software HCA: a call to its command processor.
 
+use core::any::Any;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -7,7 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use barewire_hca::{CommandSyndrome, Device, EventChannel, EventWatch, UarPage, UmemAccess};
+use barewire_hca::{
+    CommandSyndrome, Device, EventChannel, EventWatch, ObjectWatch, UarPage, UmemAccess,
+};
 use barewire_layouts::command::{
     self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, eq::DestroyEqIn,
     mkey::DestroyMkeyIn, pd::DeallocPdIn, qp::DestroyQpIn, uar,
@@ -18,7 +21,8 @@ use barewire_layouts::prm::{Layout, View};
 
 use super::event_queue::{EventQueue, create_eq};
 use super::{
-    CommandChannel, CompletionEvents, DeviceEvent, DeviceEvents, DeviceMapping, Object, Uar, Umem,
+    CommandChannel, CompletionEvents, DeviceEvent, DeviceEvents, DeviceMapping, Object,
+    ObjectEvents, Uar, Umem,
 };
 use crate::error::Error;
 
@@ -96,6 +100,12 @@ unsafe impl CommandChannel for Soft {
             .watch()
             .map_err(|source| Error::System { operation: "watching the device", source })?;
         Ok(Some(Box::new(SoftDeviceEvents { device: self.0.clone(), watch })))
+    }
+
+    fn object_events(&self) -> Result<Option<Box<dyn ObjectEvents>>, Error> {
+        let watch = self.0.watch_objects();
+        let failed = |source| Error::System { operation: "watching objects", source };
+        Ok(Some(Box::new(SoftObjectEvents(watch.map_err(failed)?))))
     }
 
     fn maps_write_combining(&self) -> bool {
@@ -179,6 +189,20 @@ impl Object for SoftObject {
 }
 
 impl SoftObject {
+    /// The number of a queue pair or completion queue.
+    fn queue_number(&self) -> Option<u32> {
+        let destroy = self.destroy.as_deref()?;
+        match View::<InHeader>::new(destroy)?.get(InHeader::OPCODE).ok()? {
+            CommandOpcode::DestroyQp => {
+                Some(View::<DestroyQpIn>::new(destroy)?.get(DestroyQpIn::QPN))
+            }
+            CommandOpcode::DestroyCq => {
+                Some(View::<DestroyCqIn>::new(destroy)?.get(DestroyCqIn::CQN))
+            }
+            _ => None,
+        }
+    }
+
     fn destroy_now(&mut self) -> Result<(), Error> {
         let Some(command) = self.destroy.take() else { return Ok(()) };
         let mut output = [0; StatusOut::BYTES];
@@ -262,29 +286,46 @@ impl DeviceEvents for SoftDeviceEvents {
         Ok(self.watch.as_fd())
     }
 
+    // Those of objects are delivered to subscribers only, as by the kernel.
     fn next_event(&self) -> Option<DeviceEvent> {
-        let event = self.watch.next_event()?;
-        let number = event.number();
-        Some(match EventType::from_bits(event.event_type) {
-            Some(EventType::InternalError) => DeviceEvent::Fatal(FATAL.to_owned()),
-            Some(EventType::PortChange) if event.sub_type == PortChange::Active as u8 => {
-                DeviceEvent::PortUp(event.port_number())
-            }
-            Some(EventType::PortChange) => DeviceEvent::PortDown(event.port_number()),
-            Some(EventType::CqError) => DeviceEvent::CompletionQueueError(Some(event.failed_cqn())),
-            Some(EventType::WqCatastrophic) => DeviceEvent::QueuePairFatal(number),
-            Some(EventType::WqAccess) => DeviceEvent::QueuePairAccess(number),
-            Some(EventType::WqInvalidRequest) => DeviceEvent::QueuePairRequest(number),
-            Some(EventType::LastWqeReached) => DeviceEvent::LastRequestReached(number),
-            Some(other) => DeviceEvent::Other(format!("{other:?} of {number:#x}")),
-            None => DeviceEvent::Other(format!("event {:#x}", event.event_type)),
-        })
+        loop {
+            let event = self.watch.next_event()?;
+            return Some(match EventType::from_bits(event.event_type) {
+                Some(EventType::InternalError) => DeviceEvent::Fatal(FATAL.to_owned()),
+                Some(EventType::PortChange) if event.sub_type == PortChange::Active as u8 => {
+                    DeviceEvent::PortUp(event.port_number())
+                }
+                Some(EventType::PortChange) => DeviceEvent::PortDown(event.port_number()),
+                _ => continue,
+            });
+        }
     }
 
     // A device that is broken already reports it also after its event was read.
     fn failure(&self) -> Option<String> {
         while self.next_event().is_some() {}
         self.device.is_broken().then(|| FATAL.to_owned())
+    }
+}
+
+/// The events of subscribed queues.
+#[derive(Debug)]
+struct SoftObjectEvents(Arc<ObjectWatch>);
+
+impl ObjectEvents for SoftObjectEvents {
+    fn subscribe(&self, object: &dyn Object, event: EventType, cookie: u64) -> Result<(), Error> {
+        let foreign = || Error::parameter("subscribed object", 0u32, "a queue of this device");
+        let object: &SoftObject = (object as &dyn Any).downcast_ref().ok_or_else(foreign)?;
+        self.0.subscribe(event, object.queue_number().ok_or_else(foreign)?, cookie);
+        Ok(())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn next_event(&self) -> Option<u64> {
+        self.0.next_event()
     }
 }
 

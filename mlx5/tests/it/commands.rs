@@ -1,8 +1,9 @@
-//! How many commands and registrations queue pairs cost.
+//! How many commands and registrations queues cost, and how large the registrations are.
 
 use crate::recording;
 
 use barewire_mlx5::doorbell::BlueFlame;
+use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 use barewire_mlx5::{
     CompletionQueue, Context, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar,
 };
@@ -18,7 +19,7 @@ fn a_queue_pair_is_connected_with_four_commands() {
     let uar = Uar::allocate(&context).unwrap();
     let queue = CompletionQueue::create(&context, &uar, 128 * 1024).unwrap();
     let config = RcConfig::default().send_blocks(256).receive_entries(16);
-    let before = (commands.count(), commands.registrations());
+    let before = (commands.count(), commands.registrations().len());
     let mut pairs = Vec::new();
     for _ in 0..PAIRS {
         let mut pair =
@@ -27,6 +28,22 @@ fn a_queue_pair_is_connected_with_four_commands() {
         pairs.push(pair);
     }
     assert_eq!(commands.count() - before.0, 4 * PAIRS as usize);
-    let registrations = commands.registrations() - before.1;
+    let registrations = commands.registrations().len() - before.1;
     assert!(registrations <= 20, "{registrations} registrations for {PAIRS} queue pairs");
+}
+
+/// The kernel divides a registration into the largest pages that divide its length. A doorbell record
+/// behind the ring would leave the smallest.
+#[test]
+fn the_ring_of_a_queue_is_a_registration_of_its_own() {
+    let (channel, commands) = recording::Recording::new();
+    let context = Context::open(channel).unwrap();
+    let domain = ProtectionDomain::allocate(&context).unwrap();
+    let uar = Uar::allocate(&context).unwrap();
+    let _queue = CompletionQueue::create(&context, &uar, 64 * 1024).unwrap();
+    let _shared = SharedReceiveQueue::<List>::create(&domain, 4096, 1).unwrap();
+    let registrations = commands.registrations();
+    for length in [64 * 64 * 1024, 32 * 4096] {
+        assert!(registrations.contains(&length), "{length}: {registrations:?}");
+    }
 }

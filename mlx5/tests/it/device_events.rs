@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::channel::{DeviceEvent, DeviceEvents};
+use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain,
     QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
@@ -38,7 +39,8 @@ fn the_passive_side_of_a_refused_write_learns_of_it() {
     let domain = ProtectionDomain::allocate(&context).unwrap();
     let uar = Uar::allocate(&context).unwrap();
     let mut completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
-    let events = context.device_events().unwrap().expect("the software HCA has events");
+    let watch = || context.device_events().unwrap().expect("the software HCA has events");
+    let (events, others) = (watch(), watch());
     let config = RcConfig::default();
     let [mut active, mut passive] = [(); 2]
         .map(|()| RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap());
@@ -51,6 +53,8 @@ fn the_passive_side_of_a_refused_write_learns_of_it() {
     let remote = target.region().remote(0);
     active.send.write_inline(b"refused", remote, ControlFlags::COMPLETION).unwrap();
     assert_eq!(wait(&*events), DeviceEvent::QueuePairAccess(passive.number()));
+    // Each receiver of events gets all of them, also if another has read the kernel's channel.
+    assert_eq!(wait(&*others), DeviceEvent::QueuePairAccess(passive.number()));
     assert_eq!(passive.state().unwrap(), QpState::Err);
     let start = Instant::now();
     let kind = loop {
@@ -74,4 +78,41 @@ fn the_passive_side_of_a_refused_write_learns_of_it() {
     assert!(matches!(wait(&*events), DeviceEvent::Fatal(_)));
     assert!(!is_readable(events.descriptor().unwrap(), Duration::ZERO));
     assert!(events.failure().is_some());
+}
+
+/// The event comes for queue pairs that share a receive queue; the others have none.
+#[test]
+fn a_queue_pair_in_error_reports_that_it_returned_its_receives() {
+    let device = hca::Device::open(hca::Config::default()).unwrap();
+    let context = Context::open(Soft::new(device)).unwrap();
+    let domain = ProtectionDomain::allocate(&context).unwrap();
+    let uar = Uar::allocate(&context).unwrap();
+    let completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
+    let shared = SharedReceiveQueue::<List>::create(&domain, 16, 1).unwrap();
+    let [mut sharing, mut own] = [Some(&shared), None].map(|shared| {
+        let config = RcConfig::default();
+        let mut pair = RcQueuePair::<barewire_mlx5::doorbell::BlueFlame, _>::create_sharing(
+            &domain,
+            &uar,
+            &completions,
+            &completions,
+            shared,
+            &config,
+        )
+        .unwrap();
+        pair.connect(&RcPath::to(&pair.address())).unwrap();
+        pair
+    });
+    assert_eq!((sharing.is_drained(), own.is_drained()), (Some(false), None));
+    sharing.to_error().unwrap();
+    own.to_error().unwrap();
+    let start = Instant::now();
+    while sharing.is_drained() != Some(true) {
+        assert!(start.elapsed() < DEADLINE, "no event");
+        std::thread::yield_now();
+    }
+    assert_eq!(own.is_drained(), None);
+    // The event of the state before could arrive after the reset.
+    sharing.reset().unwrap();
+    assert_eq!(sharing.is_drained(), None);
 }

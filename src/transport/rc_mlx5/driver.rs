@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{CompletionQueue, Family, Notifier, PortAddress, RcConfig, ReceiveQueue, Uar};
@@ -29,6 +29,10 @@ use crate::transport::mlx5::path::{self, mtu_code, path_to};
 use crate::transport::mlx5::shared::{self, GRACE, SharedReceiver, most_buffers, ring_of};
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, Opened, Path};
+
+/// The most time until a queue pair in error is reported to hold no WQE of the shared receive queue:
+/// the device may have many commands to execute.
+const LAST_WQE: Duration = Duration::from_secs(5);
 
 /// An endpoint of this transport, behind its handles.
 pub(super) type State = rc::State<RcMlx5>;
@@ -275,7 +279,12 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn is_released(state: &State) -> bool {
-        state.driver.stopped.get().is_none_or(|since| since.elapsed() > GRACE)
+        let Some(since) = state.driver.stopped.get() else { return true };
+        let drained = state.is_drained().filter(|_| !Self::has_failed(&state.shared));
+        let Some(drained) = drained else { return since.elapsed() > GRACE };
+        // What it returned may still be in the completion queue.
+        let is_empty = drained && Self::is_drained(&state.shared);
+        is_empty || since.elapsed() > if drained { GRACE } else { LAST_WQE }
     }
 
     fn is_probe(state: &State) -> bool {
@@ -372,6 +381,13 @@ impl State {
                 run(ring);
             }
         });
+    }
+
+    /// Returns whether the device has reported that the queue pairs, which are in error, hold no WQE
+    /// of the shared receive queue any more; `None` if it does not report it.
+    fn is_drained(&self) -> Option<bool> {
+        let end = self.driver.tags.as_ref().map_or(Some(true), |end| end.is_drained());
+        Some(end? && self.with_queue(|pair| pair.is_drained())?)
     }
 
     /// Returns whether the queue pair must return the WQE that it took from the shared receive

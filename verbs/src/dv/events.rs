@@ -48,6 +48,15 @@ impl EventChannel {
         self.0.subscribe(queue.handle(), COMPLETION, cookie)
     }
 
+    /// Subscribes to events of a type of `object`, and reports each with `cookie`. The types are those
+    /// of event queue entries (linux mlx5/device.h: `MLX5_EVENT_TYPE_...`).
+    ///
+    /// # Errors
+    /// If the kernel does not deliver events of this type (linux devx.c: `is_valid_events`).
+    pub fn subscribe(&self, object: &Object, event_type: u16, cookie: u64) -> io::Result<()> {
+        self.0.subscribe(object.handle(), event_type, cookie)
+    }
+
     /// Returns the cookie of the next event, or `None` if there is none. Does not block.
     ///
     /// # Errors

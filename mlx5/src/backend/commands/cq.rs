@@ -6,23 +6,29 @@ use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut};
 use barewire_layouts::cqe::Cqe64;
 
 use crate::backend::CompletionInfo;
+use crate::channel::owned::Owned;
 use crate::channel::queue_memory::QueueMemory;
-use crate::channel::{Command, CommandChannel, CompletionEvents, Object, Uar};
+use crate::channel::shared_memory::{Piece, SharedMemory};
+use crate::channel::{Command, CommandChannel, CompletionEvents, Uar};
 use crate::error::Error;
+use crate::object_events::{Hub, Watched};
 use crate::queue::completion::CompletionQueue;
 
-/// The resources of a queue, dropped in this order.
+/// The resources of a queue, dropped in this order. Its memory are ring and doorbell record: apart,
+/// so that the pages of the ring can be as large as it is (linux devx.c:
+/// `devx_umem_find_best_pgsize`).
 #[derive(Debug)]
 struct Held {
-    _object: Box<dyn Object>,
-    _memory: QueueMemory,
+    _owned: Owned<(QueueMemory, Piece)>,
+    _watched: Option<Watched>,
     _uar: Arc<dyn Uar>,
 }
 
 /// Creates a queue of `entries` CQEs, a power of two, without overrun checks, whose events go to
-/// `events`.
+/// `events`, and its errors to `errors`.
 pub(crate) fn create_cq(
     channel: &dyn CommandChannel,
+    (memory, errors): (&SharedMemory, Option<&Arc<Hub>>),
     uar: &Arc<dyn Uar>,
     entries: u32,
     events: Option<&dyn CompletionEvents>,
@@ -32,11 +38,9 @@ pub(crate) fn create_cq(
         None => channel.event_queue()?,
     };
     let ring_bytes = entries as usize * size_of::<Cqe64>();
-    // The doorbell record follows the ring, in a separate cache line.
-    let memory = QueueMemory::allocate(channel, ring_bytes + 64, "a completion queue")?;
+    let record = memory.record(channel)?;
+    let memory = QueueMemory::allocate(channel, ring_bytes, "a completion queue")?;
     let ring = memory.start().cast();
-    // SAFETY: the allocation has 64 bytes after the ring.
-    let doorbell_record = unsafe { memory.start().add(ring_bytes) }.cast();
 
     let mut create = Command::<CreateCqIn>::new();
     create
@@ -51,18 +55,18 @@ pub(crate) fn create_cq(
         .set(Cqc::UAR_PAGE, uar.index())
         .set(Cqc::C_EQN, event_queue)
         .set(Cqc::DBR_UMEM_VALID, true)
-        .set(Cqc::DBR_UMEM_ID, memory.umem_id())
-        .set(Cqc::DBR_ADDR, ring_bytes as u64);
-    // SAFETY: the allocation starts with room for `entries` CQEs, and nothing else uses it yet.
+        .set(Cqc::DBR_UMEM_ID, record.umem_id())
+        .set(Cqc::DBR_ADDR, record.offset());
+    // SAFETY: the allocation has room for `entries` CQEs, and nothing else uses it yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
     let (object, answer) = create.create(channel)?;
     if let Some(events) = events {
         events.watch(&*object)?;
     }
-    Ok(CompletionInfo {
-        number: answer.fields().get(CreateCqOut::CQN),
-        ring,
-        doorbell_record,
-        object: Box::new(Held { _object: object, _memory: memory, _uar: uar.clone() }),
-    })
+    let number = answer.fields().get(CreateCqOut::CQN);
+    let watched = errors.and_then(|errors| errors.watch_queue(channel, &*object, number));
+    let doorbell_record = record.start().cast();
+    let owned = Owned::new(object, (memory, record));
+    let object = Box::new(Held { _owned: owned, _watched: watched, _uar: uar.clone() });
+    Ok(CompletionInfo { number, ring, doorbell_record, object })
 }

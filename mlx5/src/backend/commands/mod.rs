@@ -34,9 +34,7 @@ pub(crate) use memory::{Key, Wanted, create_address_space_key, create_key, creat
 pub(crate) use pair::create_pair;
 #[cfg(feature = "verbs")]
 pub(crate) use pair::query_pair;
-pub(crate) use shared::{
-    SharedObject, SharedOwner, SharedShape, allocate_xrcd, arm_limit, arm_tag_limit, create_shared,
-};
+pub(crate) use shared::{SharedObject, SharedOwner, SharedShape, allocate_xrcd, create_shared};
 pub(crate) use target::{TargetWanted, create_target};
 
 /// Queries the general capability page, and the atomic page if the device has one (QUERY_HCA_CAP).

@@ -1,8 +1,8 @@
 //! Queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP,
 //! 2RST_QP, QUERY_QP).
 
-use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
+use std::sync::Arc;
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
@@ -17,39 +17,29 @@ use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 use crate::backend::{Initial, Pair, PairInfo, PairSizes, Path, Receive};
+use crate::channel::owned::Owned;
 use crate::channel::shared_memory::{Piece, SharedMemory};
 use crate::channel::{Answer, Command, CommandChannel, Object, Uar};
 use crate::error::Error;
+use crate::object_events::{Hub, Watched};
 use crate::readback;
 use crate::values::{Access, Port};
 
 /// A queue pair and its memory.
 #[derive(Debug)]
 struct CommandPair {
-    object: ManuallyDrop<Box<dyn Object>>,
-    /// The rings and the doorbell record.
-    memory: ManuallyDrop<[Piece; 2]>,
+    /// Its memory are the rings and the doorbell record.
+    owned: Owned<[Piece; 2]>,
     number: u32,
-}
-
-impl Drop for CommandPair {
-    fn drop(&mut self) {
-        // SAFETY: this is the only place that takes the object, and `drop` runs once.
-        let object = unsafe { ManuallyDrop::take(&mut self.object) };
-        // Memory of a queue pair that the device does not destroy is never used again, since the
-        // device could still write to it.
-        if object.destroy().is_ok() {
-            // SAFETY: this is the only place that drops the memory, and `drop` runs once.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
-        }
-    }
+    /// Its events, if they are delivered.
+    watched: Option<Watched>,
 }
 
 /// Creates a queue pair in the reset state that uses the doorbell register of `uar`, if it has a send
-/// ring.
+/// ring. Its events go to `events`.
 pub(crate) fn create_pair(
     channel: &dyn CommandChannel,
-    memory: &SharedMemory,
+    (memory, events): (&SharedMemory, Option<&Arc<Hub>>),
     domain: u32,
     uar: Option<&dyn Uar>,
     [send_cqn, receive_cqn]: [u32; 2],
@@ -114,6 +104,8 @@ pub(crate) fn create_pair(
         .set(Qpc::DBR_ADDR, record.offset());
     let (object, answer) = create.create(channel)?;
     let number = answer.fields().get(CreateQpOut::QPN);
+    let shares = matches!(sizes.receive, Receive::Shared(_));
+    let watched = events.and_then(|events| events.watch_pair(channel, &*object, number, shares));
     let enhancements = Enhancements::from_bits(answer.fields().get(CreateQpOut::ECE));
     // SAFETY: the offset lies inside the piece, whose size includes both rings.
     let send_ring = unsafe { rings.start().add(receive_bytes) };
@@ -126,9 +118,9 @@ pub(crate) fn create_pair(
         doorbell_record: record.start().cast(),
         register: uar.map_or(NonNull::dangling(), Uar::register),
         object: Box::new(CommandPair {
-            object: ManuallyDrop::new(object),
-            memory: ManuallyDrop::new([rings, record]),
+            owned: Owned::new(object, [rings, record]),
             number,
+            watched,
         }),
     })
 }
@@ -164,7 +156,7 @@ impl CommandPair {
             .set(R::OPT_PARAM_MASK, optional.bits())
             .set(R::ECE, enhancements.bits());
         fill(fields.nested(R::QPC));
-        let answer = command.send_to(&**self.object)?;
+        let answer = command.send_to(self.owned.object())?;
         Ok(Enhancements::from_bits(answer.fields().get(ModifyQpOut::ECE)))
     }
 }
@@ -199,6 +191,10 @@ fn set_rights(qpc: &mut ViewMut<'_, Qpc>, access: Access, masked_atomics: bool) 
 }
 
 impl Pair for CommandPair {
+    fn is_drained(&self) -> Option<bool> {
+        self.watched.as_ref()?.is_drained()
+    }
+
     fn initialise(&self, port: &Port, initial: &Initial) -> Result<(), Error> {
         self.modify::<Rst2InitQpIn>(OptionalParameters::empty(), |mut qpc| {
             match *initial {
@@ -286,13 +282,14 @@ impl Pair for CommandPair {
     fn fail(&self) -> Result<(), Error> {
         let mut command = Command::<ToErrQpIn>::new();
         command.fields().set(ToErrQpIn::QPN, self.number);
-        command.send_to(&**self.object).map(drop)
+        command.send_to(self.owned.object()).map(drop)
     }
 
     fn reset(&self) -> Result<(), Error> {
+        self.watched.iter().for_each(Watched::reset);
         let mut command = Command::<ToRstQpIn>::new();
         command.fields().set(ToRstQpIn::QPN, self.number);
-        command.send_to(&**self.object).map(drop)
+        command.send_to(self.owned.object()).map(drop)
     }
 
     fn reset_stream(&self, stream: u16) -> Result<(), Error> {
@@ -302,16 +299,16 @@ impl Pair for CommandPair {
             ExtendedParameters::DCI_STREAM_CHANNEL_ID.bits(),
         );
         command.extension::<QpcExt>().set(QpcExt::DCI_STREAM_CHANNEL_ID, stream);
-        command.send_to(&**self.object).map(drop)
+        command.send_to(self.owned.object()).map(drop)
     }
 
     fn state(&self) -> Result<QpState, Error> {
-        let answer = query_pair(&**self.object, self.number)?;
+        let answer = query_pair(self.owned.object(), self.number)?;
         Ok(answer.fields().nested(QueryQpOut::QPC).get(Qpc::STATE)?)
     }
 
     fn read_back(&self) -> Result<Vec<(&'static str, u64)>, Error> {
-        let answer = query_pair(&**self.object, self.number)?;
+        let answer = query_pair(self.owned.object(), self.number)?;
         Ok(readback::fields(answer.fields().nested(QueryQpOut::QPC)))
     }
 }

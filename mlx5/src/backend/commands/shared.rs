@@ -1,21 +1,21 @@
-//! Shared receive queues: receive memory pools (CREATE_RMP, MODIFY_RMP), those of XRC domains
-//! (CREATE_XRC_SRQ), and those with tag matching (CREATE_XRQ, ARM_XRQ).
+//! Shared receive queues: receive memory pools (CREATE_RMP), those of XRC domains
+//! (CREATE_XRC_SRQ), and those with tag matching (CREATE_XRQ).
 
 use core::ptr::NonNull;
 
-use barewire_layouts::command::rmp::{
-    CreateRmpIn, CreateRmpOut, ModifyRmpIn, RmpState, Rmpc, Wq, WqType,
-};
+use barewire_layouts::command::rmp::{CreateRmpIn, CreateRmpOut, RmpState, Rmpc, Wq, WqType};
 use barewire_layouts::command::strides::Strides;
 use barewire_layouts::command::xrc::{
     AllocXrcdIn, AllocXrcdOut, CreateXrcSrqIn, CreateXrcSrqOut, XrcSrqc,
 };
 use barewire_layouts::command::xrq::{
-    ArmXrqIn, CreateXrqIn, CreateXrqOut, TagMatchingContext, XrqOffload, XrqTopology, Xrqc,
+    CreateXrqIn, CreateXrqOut, TagMatchingContext, XrqOffload, XrqTopology, Xrqc,
 };
 use barewire_layouts::prm::ViewMut;
 
+use crate::channel::owned::Owned;
 use crate::channel::queue_memory::QueueMemory;
+use crate::channel::shared_memory::{Piece, SharedMemory};
 use crate::channel::{Command, CommandChannel, Object};
 use crate::error::Error;
 
@@ -27,12 +27,8 @@ pub(crate) struct SharedInfo {
     pub(crate) object: SharedObject,
 }
 
-/// The pool and its memory, dropped in this order.
-#[derive(Debug)]
-pub(crate) struct SharedObject {
-    object: Box<dyn Object>,
-    _memory: QueueMemory,
-}
+/// The pool, its ring, and its doorbell record: apart, as those of completion queues.
+pub(crate) type SharedObject = Owned<(QueueMemory, Piece)>;
 
 /// The queue pairs that receive from a queue.
 #[derive(Clone, Copy, Debug)]
@@ -46,12 +42,12 @@ pub(crate) enum SharedOwner {
     Tags { cqn: u32, user_index: u32, log_entries: u8, rendezvous: bool },
 }
 
-/// Where ring and record of a queue lie: its shape, offset of the record, umem.
+/// Where ring and record of a queue lie: umem of the ring, umem and offset of the record.
 #[derive(Clone, Copy)]
 struct Place {
     shape: SharedShape,
-    record: u64,
     umem: u32,
+    record: (u32, u64),
 }
 
 impl Place {
@@ -75,8 +71,8 @@ impl Place {
             .set(Wq::WQ_UMEM_ID, self.umem)
             .set(Wq::WQ_UMEM_OFFSET, 0)
             .set(Wq::DBR_UMEM_VALID, true)
-            .set(Wq::DBR_UMEM_ID, self.umem)
-            .set(Wq::DBR_ADDR, self.record);
+            .set(Wq::DBR_UMEM_ID, self.record.0)
+            .set(Wq::DBR_ADDR, self.record.1);
     }
 }
 
@@ -97,21 +93,20 @@ pub(crate) struct SharedShape {
 /// ring before the device has it.
 pub(crate) fn create_shared(
     channel: &dyn CommandChannel,
+    memory: &SharedMemory,
     domain: u32,
     owner: SharedOwner,
     shape: SharedShape,
     prepare: impl FnOnce(NonNull<u8>),
 ) -> Result<SharedInfo, Error> {
     let SharedShape { entries, stride, .. } = shape;
+    let record = memory.record(channel)?;
     let bytes = entries as usize * stride;
-    // The doorbell record follows the ring, in a separate cache line.
-    let record = bytes.next_multiple_of(64);
-    let memory = QueueMemory::allocate(channel, record + 64, "a shared receive queue")?;
+    let memory = QueueMemory::allocate(channel, bytes, "a shared receive queue")?;
     let ring = memory.start();
     prepare(ring);
-    // SAFETY: the allocation has 64 bytes after the ring.
-    let doorbell_record = unsafe { ring.add(record) }.cast();
-    let place = Place { shape, record: record as u64, umem: memory.umem_id() };
+    let umem = memory.umem_id();
+    let place = Place { shape, umem, record: (record.umem_id(), record.offset()) };
     let (object, number) = match owner {
         SharedOwner::Pool => create_pool(channel, domain, place)?,
         SharedOwner::Xrc { domain: xrcd, cqn, user_index } => {
@@ -122,7 +117,8 @@ pub(crate) fn create_shared(
             create_tags(channel, domain, (cqn, user_index), list, place)?
         }
     };
-    let object = SharedObject { object, _memory: memory };
+    let doorbell_record = record.start().cast();
+    let object = SharedObject::new(object, (memory, record));
     Ok(SharedInfo { number, ring, doorbell_record, object })
 }
 
@@ -160,8 +156,8 @@ fn create_xrc(
         .set(XrcSrqc::LOG_RQ_STRIDE, place.shape.stride.ilog2() as u8 - 4)
         .set(XrcSrqc::XRCD, xrcd)
         .set(XrcSrqc::DBR_UMEM_VALID, true)
-        .set(XrcSrqc::DBR_UMEM_ID, place.umem)
-        .set(XrcSrqc::DBR_ADDR, place.record)
+        .set(XrcSrqc::DBR_UMEM_ID, place.record.0)
+        .set(XrcSrqc::DBR_ADDR, place.record.1)
         .set(XrcSrqc::CQN, cqn)
         .set(XrcSrqc::USER_INDEX, user_index)
         .set(XrcSrqc::PD, domain);
@@ -196,26 +192,4 @@ fn create_tags(
 pub(crate) fn allocate_xrcd(channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, u32), Error> {
     let (object, answer) = Command::<AllocXrcdIn>::new().create(channel)?;
     Ok((object, answer.fields().get(AllocXrcdOut::XRCD)))
-}
-
-/// Requests an event when fewer than `limit` WQEs are posted; 0 requests none.
-pub(crate) fn arm_limit(shared: &SharedObject, number: u32, limit: u16) -> Result<(), Error> {
-    let mut modify = Command::<ModifyRmpIn>::new();
-    let mut fields = modify.fields();
-    fields
-        .set(ModifyRmpIn::RMP_STATE, RmpState::Ready)
-        .set(ModifyRmpIn::RMPN, number)
-        .set(ModifyRmpIn::BITMASK_LWM, true)
-        .nested(ModifyRmpIn::CTX)
-        .set(Rmpc::STATE, RmpState::Ready)
-        .nested(Rmpc::WQ)
-        .set(Wq::LWM, limit);
-    modify.send_to(&*shared.object).map(drop)
-}
-
-/// As [`arm_limit`], of a queue with tag matching.
-pub(crate) fn arm_tag_limit(shared: &SharedObject, number: u32, limit: u16) -> Result<(), Error> {
-    let mut arm = Command::<ArmXrqIn>::new();
-    arm.fields().set(ArmXrqIn::XRQN, number).set(ArmXrqIn::LWM, limit);
-    arm.send_to(&*shared.object).map(drop)
 }

@@ -139,7 +139,8 @@ impl<T: Topology> SharedReceiveQueue<T> {
 
     /// Writes a receive WQE that scatters a message over `buffers`; the device sees it after
     /// [`Self::publish`]. Returns its index, which its completion carries. Empty buffers are
-    /// skipped.
+    /// skipped. Buffers must not be memory on demand: an absent page fails the receive and its
+    /// connection.
     ///
     /// Returns `None` if the queue is full or [extended](SharedReceiveQueue::extend), if there are
     /// more buffers than a WQE has room for, or if all are empty.

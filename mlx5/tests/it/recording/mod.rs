@@ -1,7 +1,6 @@
 //! A command channel that records its commands.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use barewire_mlx5::channel::soft::Soft;
@@ -10,9 +9,9 @@ use barewire_mlx5::layouts::command::{InHeader, Request};
 use barewire_mlx5::layouts::prm::View;
 use barewire_mlx5::{Error, hca};
 
-/// The commands in the order of sending.
+/// The commands in the order of sending, and the bytes of each registration of memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<Vec<Vec<u8>>>>, Arc<AtomicUsize>);
+pub(crate) struct Commands(Arc<Mutex<Vec<Vec<u8>>>>, Arc<Mutex<Vec<usize>>>);
 
 impl Commands {
     /// The last command of layout `R`.
@@ -30,9 +29,9 @@ impl Commands {
         self.0.lock().unwrap().len()
     }
 
-    /// The number of registrations of memory.
-    pub(crate) fn registrations(&self) -> usize {
-        self.1.load(Ordering::Relaxed)
+    /// The bytes of each registration of memory.
+    pub(crate) fn registrations(&self) -> Vec<usize> {
+        self.1.lock().unwrap().clone()
     }
 
     fn keep(&self, input: &[u8]) {
@@ -105,7 +104,7 @@ unsafe impl CommandChannel for Recording {
         start: NonNull<u8>,
         length: usize,
     ) -> Result<Box<dyn Umem>, Error> {
-        self.commands.1.fetch_add(1, Ordering::Relaxed);
+        self.commands.1.lock().unwrap().push(length);
         // SAFETY: this function has the contract of the inner `register_umem`.
         unsafe { self.soft.register_umem(start, length) }
     }

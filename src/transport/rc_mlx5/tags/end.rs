@@ -70,6 +70,11 @@ impl TagEnd {
         Ok(())
     }
 
+    /// As [`RendezvousPair::is_drained`].
+    pub(in super::super) fn is_drained(&self) -> Option<bool> {
+        self.pair.borrow().is_drained()
+    }
+
     /// Ends the connection: what the device has matched ends as cancelled.
     pub(in super::super) fn stop(&self) {
         // A device that refuses keeps the queue pair until it is destroyed.
