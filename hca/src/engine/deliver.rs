@@ -70,7 +70,8 @@ impl Engine {
             at += 1;
             let Some(qp) = context.objects.qps.get(qpn) else { continue };
             let is_blocked = is_own && qp.blocks_own && sender == qpn;
-            if qp.attributes.port == packet.port && !is_blocked {
+            let is_deaf = context.objects.deaf.contains(&qpn);
+            if qp.attributes.port == packet.port && !is_blocked && !is_deaf {
                 let tally = Tally::begin(context, qpn);
                 self.transport(context, qpn, packet);
                 tally.end(context);

@@ -126,6 +126,20 @@ fn every_attached_queue_pair_of_every_device_gets_a_copy() {
     assert_eq!(c.device.counters().packets_received, 0);
 }
 
+/// The requirement `deaf`: the device accepts the queue pair, and drops all packets to it.
+#[test]
+fn a_deaf_queue_pair_gets_no_copy() {
+    let deaf = "deaf=ud".parse().unwrap();
+    let config = Config::default().mode(Mode::Stepped).wire(WireKind::Fabric(Fabric::new()));
+    let node = Node::open(config.requirements(deaf));
+    let mut member = Member::new(&node);
+    attach(&node, member.qp.number, gid(GROUP)).unwrap();
+    member.post(1);
+    member.send(gid(GROUP), MULTICAST_QPN, b"to all");
+    settle(&[&node]);
+    assert!(member.qp.send_cq.poll().unwrap().is_ok() && member.received().is_empty());
+}
+
 /// As on adapters: linux ipoib_ib.c drops what the HCA has replicated.
 #[test]
 fn an_attached_sender_gets_its_own_copy_unless_it_blocks_it() {
