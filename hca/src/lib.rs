@@ -9,6 +9,7 @@
 //! InfiniBand specification, and does not depend on the driver in `barewire-mlx5`.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod adapter;
 mod address;
 mod command;
 mod config;
@@ -28,6 +29,7 @@ mod thread;
 mod wake;
 mod wire;
 
+pub use adapter::{Adapter, Facts};
 pub use address::mac;
 pub use command::CommandSyndrome;
 pub use config::{

@@ -9,6 +9,7 @@ use barewire_layouts::command::qp::{Enhancements, Mtu};
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use thiserror::Error;
 
+use crate::adapter::Adapter;
 use crate::families::Families;
 use crate::limits;
 
@@ -32,6 +33,9 @@ const LAG_PORTS: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Requirements {
+    /// The adapter whose capabilities the device has. [`FromStr`] sets tag matching, enhancements and
+    /// global routes with it, which later parts of the text may change.
+    pub adapter: Adapter,
     /// The MTU of the port's Ethernet interface in bytes: 4200 by default, and at most that of the
     /// network interface with the port's address. A queue pair whose path MTU does not fit is
     /// refused.
@@ -91,6 +95,14 @@ pub struct Requirements {
     /// kernel resumes only faults of queues that verbs create: a queue that a program creates by DEVX
     /// stops at an absent page (linux odp.c: `odp_get_rsc`).
     pub faults_by_wqe: bool,
+    /// The kernel does no more for DEVX than Linux does (devx.c, odp.c): user memory has the pages of
+    /// [`iommu`](Self::iommu), also on a host without one; page faults are those of
+    /// [`faults_by_wqe`](Self::faults_by_wqe); and the limit of a shared receive queue that a program
+    /// creates has no event (`get_legacy_obj_type`).
+    pub kernel_strict: bool,
+    /// The time that the kernel takes to find the next hop of a RoCE address: none by default. An
+    /// address that no device of the wire can have is searched for as long, and not found.
+    pub address_delay: Duration,
     /// Reads return bytes from when their responses are sent, as IBTA 9.5 allows: later writes and
     /// sends of the same connection may change them, unless a fence holds these back. Without it,
     /// reads return bytes from when they are executed.
@@ -115,6 +127,7 @@ pub struct Requirements {
 impl Default for Requirements {
     fn default() -> Self {
         Self {
+            adapter: Adapter::Model,
             mtu: JUMBO_MTU,
             udp_source_ports: ALL_PORTS,
             real_time_clock: false,
@@ -134,6 +147,8 @@ impl Default for Requirements {
             enhancements: ENHANCEMENTS,
             page_faults: false,
             faults_by_wqe: false,
+            kernel_strict: false,
+            address_delay: Duration::ZERO,
             late_reads: false,
             log_tags: limits::LOG_TAGS,
             refuse: Families::default(),
@@ -164,6 +179,17 @@ impl Requirements {
     /// Returns the partition key at `index` of a port's table.
     pub(crate) fn partition_key(self, index: u16) -> Option<u16> {
         self.partition_keys.get(usize::from(index)).copied().filter(|&key| key != 0)
+    }
+
+    /// Returns whether the pages of user memory that programs register by DEVX are as large as their
+    /// length allows.
+    pub fn large_pages(self) -> bool {
+        self.iommu || self.kernel_strict
+    }
+
+    /// Returns whether the kernel resumes only those page faults of WQEs that its own queues met.
+    pub fn faults_name_wqes(self) -> bool {
+        self.faults_by_wqe || self.kernel_strict || !self.adapter.facts().memory_faults
     }
 
     /// Returns the number of partition keys of a port.
@@ -230,6 +256,20 @@ macro_rules! switch {
 
 /// Every requirement.
 pub const REQUIREMENTS: &[Requirement] = &[
+    value!(
+        "device" = "cx6dx",
+        false,
+        "Have the capabilities of a published adapter: cx5, cx6, cx6dx, cx7 or vf",
+        |to, text| {
+            to.adapter = text.parse().ok()?;
+            let facts = to.adapter.facts();
+            to.log_tags = facts.log_tags;
+            to.enhancements = if facts.ece { ENHANCEMENTS } else { Enhancements::from_bits(0) };
+            to.global_route |= to.adapter == Adapter::Vf;
+            Some(())
+        },
+        |from| (from.adapter != Adapter::Model).then(|| from.adapter.to_string())
+    ),
     value!(
         "mtu" = "1500",
         true,
@@ -386,6 +426,25 @@ pub const REQUIREMENTS: &[Requirement] = &[
         true,
         "Resume page faults only of queues that verbs create, as where they name WQEs",
         faults_by_wqe
+    ),
+    switch!(
+        "kernel-strict",
+        true,
+        "Do no more for DEVX than Linux: large pages, no WQE page faults, no events of limits",
+        kernel_strict
+    ),
+    value!(
+        "ah-delay" = "2",
+        true,
+        "Milliseconds that the kernel searches for the next hop of a RoCE address",
+        |to, text| {
+            to.address_delay = Duration::from_millis(text.parse::<u16>().ok()?.into());
+            Some(())
+        },
+        |from| {
+            let delay = from.address_delay;
+            (!delay.is_zero()).then(|| delay.as_millis().to_string())
+        }
     ),
     switch!(
         "late-reads",

@@ -662,6 +662,13 @@ fn programs_send_commands_of_their_own() {
 }
 
 #[test]
+fn the_limit_of_a_receive_memory_pool_has_no_event_on_a_strict_kernel() {
+    if let Some(shown) = pyverbs(&["--kernel-strict"], "devx.py", &["strict"]) {
+        assert_eq!(shown, "ok\n");
+    }
+}
+
+#[test]
 fn a_program_without_the_right_to_devx_has_verbs() {
     if !installed("ucx_info", "ucx-utils") {
         return;

@@ -27,6 +27,7 @@ pub(super) fn query(
         CapabilityPage::General => {
             let mut page = output.nested(QueryHcaCapOut::GENERAL);
             general(&mut page);
+            requirements.adapter.report(&mut page);
             page.set(HcaCap::PORT_TYPE, port_type)
                 .set(HcaCap::ROCE, roce_port)
                 .set(HcaCap::SQ_TS_FORMAT, requirements.real_time_clock.into())
@@ -155,7 +156,7 @@ fn odp((roce_port, requirements): (bool, Requirements), page: &mut ViewMut<'_, O
         .set(OdpCap::UD_ODP_CAPS, OdpServices::SEND.bits())
         .set(OdpCap::XRC_ODP_CAPS, extended.bits())
         .set(OdpCap::DC_ODP_CAPS, dynamic.bits())
-        .set(OdpCap::MEM_PAGE_FAULT, !requirements.faults_by_wqe);
+        .set(OdpCap::MEM_PAGE_FAULT, !requirements.faults_name_wqes());
 }
 
 fn atomic(requirements: Requirements, page: &mut ViewMut<'_, AtomicCap>) {

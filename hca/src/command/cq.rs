@@ -1,7 +1,8 @@
 //! CREATE_CQ, QUERY_CQ, DESTROY_CQ.
 
 use barewire_layouts::command::cq::{
-    CqState, CqStatus, Cqc, CreateCqIn, CreateCqOut, DestroyCqIn, QueryCqIn, QueryCqOut,
+    CompressionLayout, CqState, CqStatus, Cqc, CreateCqIn, CreateCqOut, DestroyCqIn, QueryCqIn,
+    QueryCqOut,
 };
 use barewire_layouts::cqe::compressed::MiniFormat;
 use barewire_layouts::prm::{View, ViewMut};
@@ -24,6 +25,11 @@ pub(super) fn create(
         return Err(CommandSyndrome::CqFeature);
     }
     let compression = context.get(Cqc::CQE_COMP_EN).then(|| compression(context)).transpose()?;
+    let facts = objects.requirements.adapter.facts();
+    let is_enhanced = context.get(Cqc::CQE_COMPRESSION_LAYOUT) == Ok(CompressionLayout::Enhanced);
+    if compression.is_some() && is_enhanced && !facts.enhanced_compression {
+        return Err(CommandSyndrome::CqCompression);
+    }
     let entry = context.get(Cqc::CQE_SZ).map_err(|_| CommandSyndrome::CqEntrySize)?;
     let log_size = context.get(Cqc::LOG_CQ_SIZE);
     if log_size > limits::LOG_CQ_ENTRIES {

@@ -17,6 +17,9 @@ pub(super) fn alloc(
     if length == 0 || !length.is_multiple_of(1 << LOG_UNIT) {
         return Err(CommandSyndrome::MemicSize);
     }
+    if !objects.requirements.adapter.facts().device_memory {
+        return Err(CommandSyndrome::NoMemic);
+    }
     let log_alignment = input.get(AllocMemicIn::LOG_MEMIC_ADDR_ALIGNMENT);
     if log_alignment > limits::LOG_DEVICE_MEMORY_ALIGNMENT {
         return Err(CommandSyndrome::MemicAlignment);

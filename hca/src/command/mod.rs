@@ -405,7 +405,13 @@ fn ring_window(
     if window.is_on_demand() {
         return Err(CommandSyndrome::RingOnDemand);
     }
-    if window.is_aligned(RING_ALIGNMENT) { Ok(window) } else { Err(CommandSyndrome::RingAlignment) }
+    if !window.is_aligned(RING_ALIGNMENT) {
+        return Err(CommandSyndrome::RingAlignment);
+    }
+    if !memory.can_hold_ring(umem, offset) {
+        return Err(CommandSyndrome::RingPageOffset);
+    }
+    Ok(window)
 }
 
 /// Alignment of rings: the unit of `page_offset`.

@@ -69,7 +69,8 @@ pub(super) fn create(
     if !matches!(service, Rc | Uc | Ud | Xrc | Dci) {
         return Err(CommandSyndrome::Service);
     }
-    let streams = streams(service, context)?;
+    let most = objects.requirements.adapter.facts().log_streams;
+    let streams = streams(service, context, most)?;
     if context.get(Qpc::WQ_SIGNATURE) {
         return Err(CommandSyndrome::QpFeature);
     }
@@ -180,17 +181,22 @@ pub(super) fn create(
     Ok(())
 }
 
-/// Returns the streams of a DC initiator; others have none, whatever the context says.
-fn streams(service: ServiceType, context: View<'_, Qpc>) -> Result<StreamLimits, CommandSyndrome> {
+/// Returns the streams of a DC initiator, at most 2^`most`; others have none, whatever the context
+/// says.
+fn streams(
+    service: ServiceType,
+    context: View<'_, Qpc>,
+    most: u8,
+) -> Result<StreamLimits, CommandSyndrome> {
     if service != ServiceType::Dci {
         return Ok(StreamLimits::default());
     }
     let log_channels = context.get(Qpc::LOG_NUM_DCI_STREAM_CHANNELS);
     let log_failed = context.get(Qpc::LOG_NUM_DCI_ERRORED_STREAMS);
-    if log_channels > limits::LOG_STREAMS {
+    if log_channels > most {
         return Err(CommandSyndrome::StreamChannels);
     }
-    if log_failed > limits::LOG_STREAMS {
+    if log_failed > most {
         return Err(CommandSyndrome::ErroredStreams);
     }
     Ok(StreamLimits { log_channels, log_failed })

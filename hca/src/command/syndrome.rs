@@ -77,6 +77,7 @@ syndromes! {
     UnknownMemic = 0x040b, BadResource, "no memory on the device has this address and size";
     NoMemic = 0x040c, NoResources, "the range has no room for that much memory on the device";
     MemicSize = 0x040d, BadParameter, "the size of memory on the device is not a positive multiple of 64 bytes";
+    RingPageOffset = 0x040f, BadParameter, "the offset of the ring is no multiple of a 64th of the page of its user memory, the unit of its 6 bits: register it with smaller pages (pgsz_bitmap)";
     MemicAlignment = 0x040e, BadParameter, "the alignment of memory on the device (log_memic_addr_alignment) is more than a page";
 
     UnknownCq = 0x0501, BadResource, "there is no such completion queue";

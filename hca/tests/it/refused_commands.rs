@@ -122,6 +122,23 @@ fn bad_queue_pairs_are_named() {
     rig.deregister(rig.umem).unwrap();
 }
 
+/// The offset of a ring has 6 bits, in units of a 64th of the page.
+#[test]
+fn a_ring_lies_where_a_64th_of_the_page_starts() {
+    let rig = Rig::new();
+    rig.device.set_umem_page(rig.umem, 1 << 18);
+    let at = |offset| {
+        move |r: &mut ViewMut<'_, CreateCqIn>| _ = r.set(CreateCqIn::CQ_UMEM_OFFSET, offset)
+    };
+    assert_eq!(rig.create_cq(at(CQ_RING + 64)), Err(refused(Why::RingPageOffset)));
+    assert_eq!(rig.create_cq(at(2048)), Err(refused(Why::RingPageOffset)));
+    let cqn = rig.create_cq(at(4096)).unwrap();
+    rig.destroy_cq(cqn).unwrap();
+    rig.device.set_umem_page(rig.umem, 4096);
+    let cqn = rig.create_cq(at(CQ_RING + 64)).unwrap();
+    rig.destroy_cq(cqn).unwrap();
+}
+
 #[test]
 fn rings_may_touch_the_end_of_their_memory() {
     let rig = Rig::new();

@@ -1,13 +1,16 @@
 //! What a device requires of a driver, as some ports and hosts do.
 
 use crate::support::rig::{Refusal, Rig};
-use crate::support::{Connection, Node, Pair, Qp, Wqe};
-use barewire_hca::{CommandSyndrome, Config, Fabric, Fault, Finding, Mode, WireKind};
+use crate::support::{Connection, Node, Pair, Qp, Wqe, command};
+use barewire_hca::{
+    Adapter, CommandSyndrome, Config, Fabric, Fault, Finding, Mode, Requirements, WireKind,
+};
 use barewire_layouts::command::CommandStatus;
 use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
 use barewire_layouts::command::dct::Dctc;
+use barewire_layouts::command::memic::AllocMemicIn;
 use barewire_layouts::command::mkey::{CreateMkeyIn, Mkc};
 use barewire_layouts::command::qp::{
     AddressPath, CreateQpIn, CreateQpOut, Enhancements, Init2InitQpIn, ModifyQp, ModifyQpOut, Mtu,
@@ -330,4 +333,30 @@ fn a_tag_matching_list_has_as_many_entries_as_the_device_says() {
     let none = rig("log-tags=0");
     assert_eq!(told(&none), Ok((false, 0)));
     assert_eq!(create(&none, 0), CommandSyndrome::XrqListSize);
+}
+
+/// The device refuses what the adapter does not report.
+#[test]
+fn a_published_adapter_has_what_its_listing_shows() {
+    for adapter in Adapter::PUBLISHED {
+        let requirements: Requirements = format!("device={adapter}").parse().unwrap();
+        assert_eq!(requirements.to_string().parse(), Ok(requirements), "{adapter}");
+        let config = Config::default().mode(Mode::Stepped).requirements(requirements);
+        let node = Node::open(config);
+        let answer = command::<QueryHcaCapIn>(&node.device, |query| {
+            query.set(QueryHcaCapIn::OP_MOD, 1);
+        })
+        .unwrap();
+        let general = View::<QueryHcaCapOut>::new(&answer).unwrap().nested(QueryHcaCapOut::GENERAL);
+        let memory = command::<AllocMemicIn>(&node.device, |alloc| {
+            alloc
+                .set(AllocMemicIn::RANGE_START_ADDR, 1 << 25)
+                .set(AllocMemicIn::RANGE_SIZE, 128 << 10)
+                .set(AllocMemicIn::MEMIC_SIZE, 64);
+        });
+        assert_eq!(memory.is_ok(), general.get(HcaCap::DEVICE_MEMORY), "{adapter}");
+        assert_eq!(general.get(HcaCap::DEVICE_MEMORY), adapter != Adapter::Vf);
+        let tags = general.get(HcaCap::LOG_TAG_MATCHING_LIST_SZ);
+        assert_eq!(tags, if adapter == Adapter::Cx6 { 7 } else { 0 });
+    }
 }

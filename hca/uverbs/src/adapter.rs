@@ -97,7 +97,8 @@ impl Adapter {
         let clock = ClockPage::new(device.clock());
         let spare = Spare::new(&device)
             .map_err(|error| fail(&format_args!("no spare objects: {error:?}")))?;
-        let (eqn, events, shared) = (queue.number(), Mutex::default(), Mutex::default());
+        let events = Mutex::new(Events::new(device.requirements().kernel_strict));
+        let (eqn, shared) = (queue.number(), Mutex::default());
         let adapter =
             Arc::new(Self { device, number, link, devx, ports, eqn, clock, spare, shared, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;

@@ -5,6 +5,7 @@ use core::num::NonZeroUsize;
 use core::ops::Range;
 use core::ptr::NonNull;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use super::{
     ObjectEvents, Uar, Umem,
 };
 use crate::error::Error;
+use crate::values::{Port, PortAddress};
 
 /// A channel to a [`Device`] of this process.
 #[derive(Clone, Debug)]
@@ -115,6 +117,19 @@ unsafe impl CommandChannel for Soft {
 
     fn resumes_page_faults(&self) -> bool {
         true
+    }
+
+    // The kernel's part: a host that does not respond is searched for as long as one that does.
+    fn next_hop(&self, port: &Port, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        std::thread::sleep(self.0.requirements().address_delay);
+        let is_loopback = |gid: [u8; 16]| IpAddr::from(gid).to_canonical().is_loopback();
+        if is_loopback(port.address.gid) && !is_loopback(remote.gid) {
+            return Err(Error::System {
+                operation: "resolving the peer's address",
+                source: io::ErrorKind::HostUnreachable.into(),
+            });
+        }
+        Ok(remote.mac)
     }
 
     fn pages_address_space(&self) -> bool {

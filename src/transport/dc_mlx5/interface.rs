@@ -442,3 +442,32 @@ impl InterfaceState for Shared {
         Ok(Armed::Until(after(Instant::now(), ATTENTION)))
     }
 }
+
+#[cfg(all(test, feature = "soft"))]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use barewire_mlx5::hca;
+
+    use super::*;
+
+    /// Each search of the kernel takes 300 ms, in the thread of progress, and the address is the word
+    /// of a peer.
+    #[test]
+    #[cfg_attr(miri, ignore = "opens sockets")]
+    fn a_host_that_does_not_respond_is_searched_for_once() {
+        let slow = "ah-delay=300".parse().unwrap();
+        let device = hca::Device::open(hca::Config::default().requirements(slow)).unwrap();
+        let domain = Domain::open_soft(device).unwrap();
+        let (interface, _progress) = Interface::open(&domain, &InterfaceConfig::default()).unwrap();
+        let shared = &interface.0;
+        let gid = Ipv4Addr::new(10, 1, 2, 3).to_ipv6_mapped().octets();
+        let port = PortAddress { gid, ..domain.port().address };
+        let start = Instant::now();
+        for number in 0..200 {
+            let target = TargetAddress { target: number, ..shared.own };
+            assert!(shared.known_destination(port, &target).is_none());
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
+}

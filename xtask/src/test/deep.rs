@@ -110,12 +110,20 @@ fn set_ups(setting: &Setting) -> Result<Outcome, Failure> {
     jobs::run(jobs).map(Outcome::from)
 }
 
+/// Adapters whose capabilities the software HCA can have (`barewire_hca::Adapter::PUBLISHED`).
+const PUBLISHED: [&str; 5] = ["cx5", "cx6", "cx6dx", "cx7", "vf"];
+
 fn demanding(setting: &Setting) -> Result<Outcome, Failure> {
     let programs = setting.programs()?;
     let suite = programs.test("", SUITE)?;
     let command = suite.run().with(&["rc_mlx5"]).environment(machine::REQUIREMENTS, "all,no-wc");
     let name = "demanding software HCA".to_owned();
     let mut jobs = vec![Job { name, command, deadline: DEADLINE, must_run: true }];
+    for adapter in PUBLISHED {
+        let device = format!("device={adapter}");
+        let command = suite.run().with(&["rc_mlx5"]).environment(machine::REQUIREMENTS, &device);
+        jobs.push(Job { name: device, command, deadline: DEADLINE, must_run: true });
+    }
     if no_devices().is_none() {
         let barewire = programs.program("barewire")?;
         jobs.extend(suite::on_devices(suite, barewire, &machine::DEMANDING, None)?);

@@ -42,7 +42,7 @@ for library, name, result in [
 
 ALLOC_PD, DEALLOC_PD, ALLOC_UAR, ALLOC_Q_COUNTER, QUERY_Q_COUNTER = 0x800, 0x801, 0x802, 0x771, 0x773
 QUERY_HCA_CAP, QUERY_ROCE_ADDRESS, CREATE_CQ, QUERY_CQ, QUERY_QP, NO_SUCH = 0x100, 0x760, 0x400, 0x402, 0x50B, 0xAFF
-CREATE_RMP, MODIFY_RMP, SRQ_LIMIT = 0x90C, 0x90D, 0x14
+CREATE_RMP, MODIFY_RMP, SRQ_LIMIT, PAGE_FAULT = 0x90C, 0x90D, 0x14, 0x0C
 
 
 def command(opcode, length=16, op_mod=0, words=()):
@@ -161,7 +161,9 @@ expect("another's number", about(mlx5.mlx5dv_devx_obj_query, cq, command(QUERY_C
 expect("a query by modify", about(mlx5.mlx5dv_devx_obj_modify, cq, command(QUERY_CQ, words=[(8, cqn)]), 272)[0], errno.EINVAL)
 expect("memory in use", mlx5.mlx5dv_devx_umem_dereg(umem) != 0, True)
 
-# Events: a receive memory pool with fewer receives than its limit tells so, once.
+# Events: a receive memory pool with fewer receives than its limit tells so, once, by the kernel of OFED. That of Linux
+# does not find the pool by its event ("strict"), and subscribes to none that a pool cannot have.
+strict = "strict" in sys.argv
 rmpc = [(32, 0x00100000), (88, pdn), (100, 4096 + 64), (112, 5 << 16 | 4), (116, 0xC0000000)]
 rmpc += [(120, umem.contents.umem_id), (124, umem.contents.umem_id), (132, 2048)]
 rmp, error, output = create(command(CREATE_RMP, 272, words=rmpc))
@@ -179,11 +181,15 @@ expect("no event yet", select.select([channel.contents.fd, counter], [], [], 0)[
 limit = [(8, 1 << 28 | rmpn), (20, 1), (32, 0x00100000), (84, 3)]
 error, output = about(mlx5.mlx5dv_devx_obj_modify, rmp, command(MODIFY_RMP, 272, words=limit))
 expect("MODIFY_RMP", (error, outcome(output)), (0, (0, False)))
-for descriptor in (channel.contents.fd, counter):
-    expect("an event", bool(select.select([descriptor], [], [], 20)[0]), True)
-event = ctypes.create_string_buffer(128)
-length = mlx5.mlx5dv_devx_get_event(channel, event, c_size_t(128))
-expect("the event", (length, struct.unpack_from("<Q", event.raw)[0], event.raw[8 + 1]), (8 + 64, 7, SRQ_LIMIT))
+kinds = (c_uint16 * 1)(PAGE_FAULT)
+subscribed = mlx5.mlx5dv_devx_subscribe_devx_event(channel, c_void_p(rmp), c_uint16(2), kinds, c_uint64(7))
+expect("a subscription to page faults", subscribed != 0, True)
+if not strict:
+    for descriptor in (channel.contents.fd, counter):
+        expect("an event", bool(select.select([descriptor], [], [], 20)[0]), True)
+    event = ctypes.create_string_buffer(128)
+    length = mlx5.mlx5dv_devx_get_event(channel, event, c_size_t(128))
+    expect("the event", (length, struct.unpack_from("<Q", event.raw)[0], event.raw[8 + 1]), (8 + 64, 7, SRQ_LIMIT))
 expect("one event", select.select([channel.contents.fd], [], [], 0.05)[0], [])
 expect("the pool's end", mlx5.mlx5dv_devx_obj_destroy(c_void_p(rmp)), 0)
 mlx5.mlx5dv_devx_destroy_event_channel(channel)

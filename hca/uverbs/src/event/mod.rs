@@ -60,9 +60,16 @@ pub(crate) struct Events {
     /// Asynchronous channels of the open contexts, for port and device events.
     contexts: Vec<Weak<Channel>>,
     subscriptions: Vec<Subscription>,
+    /// See [`Requirements::kernel_strict`](barewire_hca::Requirements::kernel_strict).
+    strict: bool,
 }
 
 impl Events {
+    /// Delivers events as the kernel does, or, if not `strict`, as that of OFED.
+    pub(crate) fn new(strict: bool) -> Self {
+        Self { strict, ..Self::default() }
+    }
+
     /// Sends completion events of queue `cqn` to `channel`.
     pub(crate) fn on_completion(&mut self, cqn: u32, user_handle: u64, channel: &Arc<Channel>) {
         let listener = Listener { user_handle, channel: Arc::downgrade(channel), told: 0 };
@@ -193,7 +200,9 @@ impl Events {
         };
         let meant = |subscription: &&Subscription| {
             subscription.event_type == u16::from(event.event_type)
-                && subscription.object.is_none_or(|(_, object)| object == number)
+                && subscription.object.is_none_or(|(made_by, object)| {
+                    object == number && reaches(made_by, event.event_type, self.strict)
+                })
         };
         for subscription in self.subscriptions.iter().filter(meant) {
             match &subscription.target {
@@ -244,6 +253,33 @@ impl Listener {
         let unread =
             self.channel.upgrade().map_or(0, |channel| channel.take_back(self.user_handle));
         self.told.wrapping_sub(unread)
+    }
+}
+
+/// Returns whether the kernel accepts subscriptions to events of a type, of an object or of the device
+/// (linux devx.c: `is_legacy_obj_event_num`, `is_legacy_unaffiliated_event_num`).
+pub(crate) fn is_valid(number: u16, of_object: bool) -> bool {
+    let Some(event_type) = u8::try_from(number).ok().and_then(EventType::from_bits) else {
+        return false;
+    };
+    let is_of_device = matches!(event_type, EventType::PortChange | EventType::InternalError);
+    event_type != EventType::PageFault && is_of_device != of_object
+}
+
+/// Returns whether an event of a type concerns an object that the command created. The kernel compares
+/// the types of the queues, and knows none of shared receive queues (`get_legacy_obj_type`); OFED's
+/// knows those of RMPs.
+fn reaches(made_by: CommandOpcode, event_type: u8, strict: bool) -> bool {
+    use CommandOpcode::{
+        CreateCq, CreateDct, CreateQp, CreateRmp, CreateSrq, CreateXrcSrq, CreateXrq,
+    };
+    match EventType::from_bits(event_type) {
+        Some(EventType::Completion | EventType::CqError) => made_by == CreateCq,
+        Some(EventType::SrqLimit | EventType::SrqCatastrophic) => {
+            !strict && matches!(made_by, CreateRmp | CreateSrq | CreateXrcSrq | CreateXrq)
+        }
+        Some(EventType::DctDrained | EventType::DctKeyViolation) => made_by == CreateDct,
+        _ => made_by == CreateQp,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::adapter::Adapter;
 /// only, and leaves the others stopped (linux odp.c: `odp_get_rsc`).
 pub(super) fn is_served(adapter: &Adapter, fault: &PageFault) -> bool {
     match *fault {
-        PageFault::Wqe { queue, .. } if adapter.device.requirements().faults_by_wqe => {
+        PageFault::Wqe { queue, .. } if adapter.device.requirements().faults_name_wqes() => {
             adapter.events().knows_queue(queue)
         }
         PageFault::Wqe { .. } | PageFault::Rdma { .. } => true,

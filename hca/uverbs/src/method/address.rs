@@ -27,6 +27,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     } else if roce {
         return Err(Errno::INVALID.because("attr.is_global: it is 0, and RoCE needs a GID"));
     }
+    if roce {
+        std::thread::sleep(context.adapter.device.requirements().address_delay);
+    }
     let mut state = context.state();
     state.objects.get::<Pd>(request.pd_handle)?;
     let response = CreateAhDriver {

@@ -134,8 +134,8 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
     const FLAGS: u32 = 1 << 1 | 1 << 10 | 1 << 12 | 1 << 17 | 1 << 24 | 1 << 20;
     /// `IB_ATOMIC_HCA`.
     const ATOMIC_HCA: u32 = 1;
-    /// 28.43.1000.
-    const FIRMWARE: u64 = 28 << 32 | 43 << 16 | 0x3e8;
+    let facts = adapter.device.requirements().adapter.facts();
+    let [major, minor, patch] = facts.firmware;
     let answer = capabilities(adapter)?;
     let general = general(&answer)?;
     let guid = adapter.guid()?;
@@ -145,13 +145,13 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
         (1_u32 << general.get(HcaCap::LOG_MAX_MCG), general.get(HcaCap::MAX_QP_MCG));
     let receive_entries = 1_u32 << general.get(HcaCap::LOG_MAX_SRQ_SZ);
     Ok(QueryDevice {
-        fw_ver: FIRMWARE,
+        fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
         page_size_cap: 0xffff_ffff_ffff_f000,
         vendor_id: 0x02c9,
-        vendor_part_id: 0x1021,
+        vendor_part_id: facts.part,
         hw_ver: 0,
         max_qp: queue_pairs,
         max_qp_wr: 1 << general.get(HcaCap::LOG_MAX_QP_SZ),

@@ -11,7 +11,7 @@ use crate::adapter::UserMemory;
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
-use crate::event::Channel;
+use crate::event::{self, Channel};
 use crate::object::{Cq, DevxObject, Object, Qp, Srq, status};
 use crate::trace;
 
@@ -206,12 +206,17 @@ pub(super) fn subscribe(context: &Context, call: &Attributes) -> Result<(), Errn
         None => None,
     };
     let types = call.bytes(TYPES)?;
+    let types = types.chunks_exact(2).map(|number| u16::from_ne_bytes([number[0], number[1]]));
+    if !types.clone().all(|number| event::is_valid(number, object.is_some())) {
+        return Err(
+            Errno::INVALID.because("the list of events: it has none that can be subscribed")
+        );
+    }
     let cookie = call.optional_number(COOKIE)?.unwrap_or(0);
     let counter = call.optional_number(COUNTER)?.map(|number| number as i32);
     let channel = Arc::clone(context.state().channel(descriptor)?);
     let mut events = context.adapter.events();
-    for event_type in types.chunks_exact(2) {
-        let event_type = u16::from_ne_bytes([event_type[0], event_type[1]]);
+    for event_type in types {
         events.subscribe((event_type, object), cookie, Some(&channel), counter);
     }
     Ok(())
@@ -239,7 +244,7 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     }
     let (start, length) = (call.number(ADDRESS)?, call.number(LENGTH)?);
     let memory = UserMemory::register(&context.adapter, start, length, rights & WRITES != 0)?;
-    if context.adapter.device.requirements().iommu {
+    if context.adapter.device.requirements().large_pages() {
         let allowed = call.optional_number(PAGE_SIZES)?.unwrap_or(u64::MAX);
         context.adapter.device.set_umem_page(memory.id(), page_size(start, length, allowed));
     }
