@@ -130,6 +130,7 @@ fn choose(
         uses_udp: port_type == PortType::Ethernet && entry.kind != GidKind::RoceV1,
         mtu: active_mtu(attributes.active_mtu)?,
         partition_index: choice.partition_index,
+        limited_member: choice.limited_member,
         counter_set: 0,
         lag_ports: 0,
     };

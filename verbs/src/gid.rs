@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use barewire_layouts::command::port::partition_index;
+use barewire_layouts::command::port::{is_limited, partition_index};
 
 use crate::device::LinkLayer;
 use crate::{AddressHandle, Context, Error, Port, ProtectionDomain, Route, sys};
@@ -112,6 +112,8 @@ pub struct PortChoice {
     pub gid: GidChoice,
     /// Index in the partition table.
     pub partition_index: u16,
+    /// Whether the port is a limited member of the partition.
+    pub limited_member: bool,
 }
 
 impl Context {
@@ -183,7 +185,8 @@ impl Context {
             let reason = format!("its table has only {}", keys.join(", "));
             failed("find the wanted partition", reason)
         })?;
-        Ok(PortChoice { gid, partition_index })
+        let limited_member = is_limited(keys[usize::from(partition_index)]);
+        Ok(PortChoice { gid, partition_index, limited_member })
     }
 
     /// Chooses the default GID of `port`. On Ethernet it prefers RoCEv2 to RoCEv1, and IPv4 to IPv6

@@ -191,6 +191,12 @@ impl QueryHcaVportPkeyOut {
     pub const PKEY: Field<Self, u16> = Field::new(0x90, 16);
 }
 
+/// Returns whether a port with this partition key is a limited member: packets of other limited
+/// members, and its own, do not arrive (IBTA 10.9.3).
+pub const fn is_limited(partition_key: u16) -> bool {
+    partition_key & 0x8000 == 0
+}
+
 /// Returns the index of a partition in a port's table: of partition `wanted`, or else of any.
 /// Limited members of a partition cannot talk to each other (IBTA 10.9.3), so an entry with full
 /// membership is preferred. `None` if the table lacks it.

@@ -7,7 +7,8 @@ use crate::error::{Error, system};
 use crate::memory::Buffer;
 use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Polled};
 use crate::queue::send::PostError;
-use crate::values::{Access, PortAddress};
+use crate::rc::RcConfig;
+use crate::values::{Access, Port, PortAddress};
 use barewire_layouts::wqe::DataSegment;
 
 /// The most time for a completion: more than all retries take.
@@ -24,6 +25,8 @@ const OPERATION: &str = "sending through the device to itself";
 /// A completion queue, and memory.
 pub(super) struct Bench {
     pub(super) context: Context,
+    /// The port, with the GID and the partition to test.
+    port: Port,
     pub(super) domain: ProtectionDomain,
     pub(super) uar: Uar,
     pub(super) completions: CompletionQueue,
@@ -69,16 +72,25 @@ pub(super) fn pattern(length: usize) -> Vec<u8> {
 }
 
 impl Bench {
-    pub(super) fn new(context: &Context) -> Result<Self, Error> {
+    pub(super) fn new(context: &Context, port: Port) -> Result<Self, Error> {
         let domain = ProtectionDomain::allocate(context)?;
         let uar = Uar::allocate(context)?;
         let completions = CompletionQueue::create(context, &uar, ENTRIES)?;
         let memory = Buffer::allocate(&domain, MEMORY, Access::all())?;
-        Ok(Self { context: context.clone(), domain, uar, completions, memory })
+        Ok(Self { context: context.clone(), port, domain, uar, completions, memory })
     }
 
-    pub(super) fn port(&self) -> PortAddress {
-        self.context.port_address()
+    pub(super) fn address(&self) -> PortAddress {
+        self.port.address
+    }
+
+    /// The settings of queue pairs.
+    pub(super) fn config(&self) -> RcConfig {
+        RcConfig::default().send_blocks(64).port(self.port())
+    }
+
+    pub(super) fn port(&self) -> Option<Port> {
+        Some(self.port)
     }
 
     pub(super) fn segment(&self, offset: usize, length: usize) -> Result<DataSegment, Failure> {
@@ -149,9 +161,11 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits for the next entry that is of a tag list, and returns what `take` makes of it.
+    /// Waits for the next entry that is of a tag list, and returns what `take` makes of it. Fails if
+    /// a request fails that completes to `sends`.
     pub(super) fn report<T>(
         &mut self,
+        sends: &mut CompletionQueue,
         mut take: impl FnMut(Polled<'_>) -> Option<T>,
     ) -> Result<T, Failure> {
         let start = Instant::now();
@@ -159,6 +173,11 @@ impl Bench {
             if let Some(polled) = self.completions.poll() {
                 let kind = polled.kind();
                 return take(polled).ok_or_else(|| failed(format!("it completed with {kind:?}")));
+            }
+            if let Some(CompletionKind::SendError(failure)) =
+                sends.poll().map(|polled| polled.completion().kind)
+            {
+                return Err(failed(failure.to_string()));
             }
             if start.elapsed() > TIMEOUT {
                 return Err(failed("it did not complete"));

@@ -12,7 +12,7 @@ use crate::doorbell::Adaptive;
 use crate::queue::completion::{CompletionKind, CompletionQueue};
 use crate::queue::shared_receive::{List, SharedReceiveQueue};
 use crate::queue::tags::TagReport;
-use crate::rc::{RcConfig, RcQueuePair};
+use crate::rc::RcQueuePair;
 use crate::tags::{RendezvousPair, TagConfig, TagQueue};
 use crate::ud::{RECEIVE_PREFIX, UdConfig, UdPeer, UdQueuePair};
 use crate::values::RcPath;
@@ -41,7 +41,7 @@ fn path_to(address: &RcAddress) -> RcPath {
 
 /// Writes a long and a short message to memory.
 pub(super) fn reliable(bench: &mut Bench) -> Result<(), Failure> {
-    let config = RcConfig::default().send_blocks(64);
+    let config = bench.config();
     let queue = &bench.completions;
     let mut pair =
         RcQueuePair::<Adaptive>::create_with(&bench.domain, &bench.uar, queue, queue, &config)?;
@@ -61,7 +61,7 @@ pub(super) fn reliable(bench: &mut Bench) -> Result<(), Failure> {
 /// Receives messages of [`LENGTHS`] from a shared queue.
 pub(super) fn shared_receive(bench: &mut Bench) -> Result<(), Failure> {
     let mut queue = SharedReceiveQueue::<List>::create(&bench.domain, 16, 1)?;
-    let config = RcConfig::default().send_blocks(64).inline_receive(true);
+    let config = bench.config().inline_receive(true);
     let completions = &bench.completions;
     let mut pair = RcQueuePair::<Adaptive, _>::create_sharing(
         &bench.domain,
@@ -97,11 +97,11 @@ fn receive(
 /// Matches a message with an entry of a list.
 pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
     let most = (1 << bench.context.capabilities().log_max_tags.min(4)) - 1;
-    let config = TagConfig::default().tags(most).entries(RECEIVES);
+    let config = TagConfig::default().tags(most).entries(RECEIVES).port(bench.port());
     let (domain, uar) = (&bench.domain, &bench.uar);
     let mut tags = TagQueue::<Adaptive>::create(domain, uar, &bench.completions, &config)?;
-    let sends = CompletionQueue::create(&bench.context, uar, 256)?;
-    let config = RcConfig::default().send_blocks(64);
+    let mut sends = CompletionQueue::create(&bench.context, uar, 256)?;
+    let config = bench.config();
     let mut receiver = RendezvousPair::create_for_rendezvous(
         domain,
         uar,
@@ -121,9 +121,9 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
     let header = TagHeader::new(TagOpcode::Eager, 0, 7);
     let entry = posted(tags.list.append(7, u64::MAX, bench.segment(TARGET, SLOT)?))?;
     loop {
-        match bench.report(|polled| tags.list.completed(polled))? {
+        match bench.report(&mut sends, |polled| tags.list.completed(polled))? {
             TagReport::Appended(which) if which == entry => {
-                posted(sender.send.send_tagged_inline(&header, &bytes, ControlFlags::empty()))?;
+                posted(sender.send.send_tagged_inline(&header, &bytes, SIGNALED))?;
             }
             TagReport::Arrived { entry: which, length: 8, .. } if which == entry => break,
             TagReport::Matched { entry: which, .. } if which == entry => {}
@@ -137,11 +137,13 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
 pub(super) fn dynamic(bench: &mut Bench) -> Result<(), Failure> {
     let mut queue = SharedReceiveQueue::<List>::create(&bench.domain, 16, 1)?;
     let (domain, completions) = (&bench.domain, &bench.completions);
-    let target = dc::Target::create(domain, completions, &queue, &TargetConfig::default())?;
-    let config = InitiatorConfig::default().send_blocks(64).ack_timeout(ACK_TIMEOUT);
+    let wanted = TargetConfig::default().port(bench.port());
+    let target = dc::Target::create(domain, completions, &queue, &wanted)?;
+    let config =
+        InitiatorConfig::default().send_blocks(64).ack_timeout(ACK_TIMEOUT).port(bench.port());
     let mut initiator =
         dc::Initiator::<Adaptive>::create_with(domain, &bench.uar, completions, &config)?;
-    let to = initiator.destination(&Peer::new(bench.port(), target.number(), target.key()))?;
+    let to = initiator.destination(&Peer::new(bench.address(), target.number(), target.key()))?;
     receive(bench, &mut queue, TARGET)?;
     let bytes = pattern(LENGTHS[1]);
     posted(initiator.send.towards(&to).send_inline(&bytes, SIGNALED))?;
@@ -157,7 +159,7 @@ pub(super) fn xrc(bench: &mut Bench) -> Result<(), Failure> {
     let node = xrc::Domain::allocate(&bench.context)?;
     let (domain, completions) = (&bench.domain, &bench.completions);
     let mut receiver = xrc::Receiver::create(domain, &node, completions, 16, 1, 0)?;
-    let config = RcConfig::default().send_blocks(64);
+    let config = bench.config();
     let mut target = xrc::Target::create_target(domain, &receiver.name, completions, &config)?;
     let mut initiator = xrc::Initiator::<Adaptive>::create_initiator(
         domain,
@@ -177,7 +179,8 @@ pub(super) fn xrc(bench: &mut Bench) -> Result<(), Failure> {
 
 /// Sends datagrams until one arrives.
 pub(super) fn datagrams(bench: &mut Bench) -> Result<(), Failure> {
-    let (completions, config) = (&bench.completions, UdConfig::default().send_blocks(64));
+    let (completions, config) =
+        (&bench.completions, UdConfig::default().send_blocks(64).port(bench.port()));
     let mut pair = UdQueuePair::<Adaptive>::create_with(
         &bench.domain,
         &bench.uar,
@@ -185,7 +188,7 @@ pub(super) fn datagrams(bench: &mut Bench) -> Result<(), Failure> {
         completions,
         &config,
     )?;
-    let to = pair.destination(&UdPeer::new(bench.port(), pair.number()))?;
+    let to = pair.destination(&UdPeer::new(bench.address(), pair.number()))?;
     let (most, each) = DATAGRAMS;
     let slot = bench.segment(TARGET, RECEIVE_PREFIX + SLOT)?;
     if !(0..most).all(|_| pair.receive.push(slot)) {

@@ -2,20 +2,21 @@
 //!
 //! A device can accept the objects of one backend or family, and refuse or mistreat those of
 //! another, so opening it and creating the objects is not enough to choose. Each test runs before
-//! the first use of its family: once for each port and backend of a process, or for each context of
-//! [`Context::open_tested`]. Only what the device has done is kept: a test that something refused,
+//! the first use of its family: once for each port, GID, partition and backend of a process, or for
+//! each of a context of [`Context::open_tested`]. Only what the device has done is kept: a test that something refused,
 //! by a limit for instance, runs again with the next use.
 
 mod bench;
 mod families;
 
 use core::fmt;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use self::bench::Failure;
 use crate::context::Context;
 use crate::error::{Error, system};
-use crate::values::Capabilities;
+use crate::values::{Capabilities, Port};
 
 /// Objects that work together, and that a device may lack or mistreat independently of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,13 +97,17 @@ impl fmt::Display for Family {
 
 /// The results of the tests of a port with one backend, as far as they have run.
 #[derive(Debug, Default)]
-pub(crate) struct Trials([Mutex<Option<Result<(), String>>>; Family::ALL.len()]);
+pub(crate) struct Trials([Mutex<BTreeMap<Entries, Result<(), String>>>; Family::ALL.len()]);
+
+/// The indices in the port's tables of GIDs and of partitions.
+type Entries = (u8, u16);
 
 impl Trials {
-    /// Returns the result of the test of `family`, which `run` runs the first time.
+    /// Returns the result of the test of `family` on `entries`, which `run` runs the first time.
     fn result(
         &self,
         family: Family,
+        entries: Entries,
         run: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<(), Error> {
         let known = &self.0[family as usize];
@@ -112,12 +117,13 @@ impl Trials {
             tracing::warn!(%family, reason, "a family of objects does not work");
             reason
         };
-        let result = match &*known {
+        let result = match known.get(&entries) {
             Some(result) => result.clone(),
             None => match run() {
-                Ok(()) => known.insert(Ok(())).clone(),
+                Ok(()) => known.entry(entries).insert_entry(Ok(())).get().clone(),
                 Err(failure @ Failure::Wrong(_)) => {
-                    known.insert(Err(explain(&failure.into_error()))).clone()
+                    let reason = Err(explain(&failure.into_error()));
+                    known.entry(entries).insert_entry(reason).get().clone()
                 }
                 Err(Failure::Refused(error)) => Err(explain(&error)),
             },
@@ -134,9 +140,25 @@ impl Context {
     /// # Errors
     /// Why the family does not work, and [what to use instead](Family::fallback).
     pub fn test(&self, family: Family) -> Result<(), Error> {
+        self.test_on(family, self.port())
+    }
+
+    /// As [`Self::test`], with the GID of `port`, and with its partition unless the port is a limited
+    /// member, which does not receive its own packets.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn test_on(&self, family: Family, port: &Port) -> Result<(), Error> {
+        let Port { partition_index, limited_member, .. } = *self.port();
+        let port = if port.limited_member {
+            Port { partition_index, limited_member, ..*port }
+        } else {
+            *port
+        };
         match self.trials() {
             Some(trials) if family.is_offered(self.capabilities()) => {
-                trials.result(family, || self.run_test(family))
+                let entries = (port.gid_index, port.partition_index);
+                trials.result(family, entries, || self.run_test(family, port))
             }
             _ => Ok(()),
         }
@@ -149,10 +171,10 @@ impl Context {
     /// # Errors
     /// Why it does not work.
     pub fn test_now(&self, family: Family) -> Result<(), Error> {
-        self.run_test(family).map_err(Failure::into_error)
+        self.run_test(family, *self.port()).map_err(Failure::into_error)
     }
 
-    fn run_test(&self, family: Family) -> Result<(), Failure> {
+    fn run_test(&self, family: Family, port: Port) -> Result<(), Failure> {
         let test = match family {
             Family::Reliable => families::reliable,
             Family::SharedReceive => families::shared_receive,
@@ -161,6 +183,6 @@ impl Context {
             Family::Xrc => families::xrc,
             Family::Datagrams => families::datagrams,
         };
-        test(&mut bench::Bench::new(self)?)
+        test(&mut bench::Bench::new(self, port)?)
     }
 }

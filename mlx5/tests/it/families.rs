@@ -2,7 +2,11 @@
 //! family's objects, or accepts them and does not serve them, and names what to use instead.
 
 use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::{Context, Family, hca};
+use barewire_mlx5::layouts::command::qp::{AddressPath, ModifyQp, Qpc, Rst2InitQpIn};
+use barewire_mlx5::layouts::prm::View;
+use barewire_mlx5::{Context, Family, PortOptions, hca};
+
+use crate::recording::Recording;
 
 fn context(requirements: &str) -> Context {
     let requirements = requirements.parse().unwrap();
@@ -27,6 +31,14 @@ fn failing(requirements: &str) -> Vec<Family> {
 fn every_family_works_on_a_demanding_device() {
     assert_eq!(failing(""), []);
     assert_eq!(failing("all"), []);
+}
+
+#[test]
+fn every_family_works_on_published_adapters() {
+    for adapter in hca::Adapter::PUBLISHED {
+        assert_eq!(failing(&format!("device={adapter}")), []);
+        assert_eq!(failing(&format!("all,device={adapter},kernel-strict")), []);
+    }
 }
 
 /// Their messages are in buffers, also those that would fit the completion.
@@ -74,4 +86,27 @@ fn a_family_is_tested_once() {
         start.elapsed() < std::time::Duration::from_secs(1)
     });
     assert!(short.count() > 0);
+}
+
+/// Packets of a limited member to itself would not arrive.
+#[test]
+fn a_family_is_tested_in_the_partition_of_the_port_unless_that_has_a_limited_membership() {
+    let requirements = "pkeys=7fff:8001:8002".parse().unwrap();
+    let device = hca::Device::open(hca::Config::default().requirements(requirements)).unwrap();
+    let (channel, commands) = Recording::over(device);
+    let context = Context::open_tested(channel).unwrap();
+    for (key, index) in [(0x8002, 2), (0x7fff, 1)] {
+        let options = PortOptions { partition_key: Some(key), ..PortOptions::default() };
+        let port = context.choose_port(options).unwrap();
+        for family in Family::ALL {
+            context.test_on(family, &port).unwrap();
+        }
+        let sent = commands.last::<Rst2InitQpIn>();
+        let path = View::<Rst2InitQpIn>::new(&sent).unwrap().nested(Rst2InitQpIn::QPC);
+        let path = path.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        assert_eq!(path.get(AddressPath::PKEY_INDEX), index);
+        let count = commands.count();
+        context.test_on(Family::Reliable, &port).unwrap();
+        assert_eq!(commands.count(), count);
+    }
 }

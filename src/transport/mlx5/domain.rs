@@ -167,7 +167,8 @@ impl Domain {
     /// # Errors
     /// [`OpenError::Device`] if it does not work, with what to use instead.
     pub(in crate::transport) fn check_family(&self, family: Family) -> Result<(), OpenError> {
-        self.context().test(family).map_err(|e| self.refused("use a family of objects", e))
+        let tested = self.context().test_on(family, &self.port);
+        tested.map_err(|e| self.refused("use a family of objects", e))
     }
 
     /// Returns the watch of the device, which the first call starts.

@@ -17,7 +17,7 @@ use barewire_layouts::command::gid::{
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::port::{
     NicVportContext, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
-    QueryNicVportContextOut, partition_index,
+    QueryNicVportContextOut, is_limited, partition_index,
 };
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::doorbell::BLUEFLAME_HALF;
@@ -186,6 +186,7 @@ pub(crate) fn port(channel: &dyn CommandChannel, options: PortOptions) -> Result
     if address.gid == [0; 16] {
         return Err(Error::parameter("GID index", gid_index, "that of an entry in use"));
     }
+    let (partition_index, limited_member) = partition(channel, options.partition_key)?;
     Ok(Port {
         number: 1,
         gid_index,
@@ -193,7 +194,8 @@ pub(crate) fn port(channel: &dyn CommandChannel, options: PortOptions) -> Result
         global_route: true,
         uses_udp: entry.get(RoceAddress::ROCE_VERSION)? == RoceVersion::V2,
         mtu: active_mtu(channel)?,
-        partition_index: partition(channel, options.partition_key)?,
+        partition_index,
+        limited_member,
         counter_set: 0,
         lag_ports,
     })
@@ -207,18 +209,19 @@ fn lag_ports(channel: &dyn CommandChannel) -> Result<u8, Error> {
     Ok(if general.get(HcaCap::LAG_TX_PORT_AFFINITY) && ports > 1 { ports } else { 0 })
 }
 
-/// The index of a partition in the port's table.
-fn partition(channel: &dyn CommandChannel, wanted: Option<u16>) -> Result<u16, Error> {
+/// The index of a partition in the port's table, and whether the port is a limited member.
+fn partition(channel: &dyn CommandChannel, wanted: Option<u16>) -> Result<(u16, bool), Error> {
     let mut keys = Vec::new();
     // The device refuses the index after the last.
     while let Ok(key) = partition_key(channel, keys.len() as u16) {
         keys.push(key);
     }
-    partition_index(&keys, wanted).ok_or_else(|| {
+    let index = partition_index(&keys, wanted).ok_or_else(|| {
         let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
         let known = format!("a partition of the port, which are {}", keys.join(", "));
         Error::parameter("partition key", wanted.unwrap_or(0), known)
-    })
+    })?;
+    Ok((index, is_limited(keys[usize::from(index)])))
 }
 
 fn partition_key(channel: &dyn CommandChannel, index: u16) -> Result<u16, Error> {

@@ -48,8 +48,11 @@ pub(crate) struct Recording {
 
 impl Recording {
     pub(crate) fn new() -> (Self, Commands) {
+        Self::over(hca::Device::open(hca::Config::default()).unwrap())
+    }
+
+    pub(crate) fn over(device: hca::Device) -> (Self, Commands) {
         let commands = Commands::default();
-        let device = hca::Device::open(hca::Config::default()).unwrap();
         (Self { soft: Soft::new(device), commands: commands.clone() }, commands)
     }
 }
