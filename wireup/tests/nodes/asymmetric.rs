@@ -61,3 +61,23 @@ fn a_node_without_interfaces_says_why() {
     let error = Node::open(&rules(&["nothing"])).unwrap_err().to_string();
     assert!(error.contains("the rules do not name it"), "{error}");
 }
+
+/// The path MTU of a DC target is fixed, so that lanes to one of another MTU are those of `rc_mlx5`.
+#[test]
+fn nodes_of_different_path_mtus_connect_without_dc() {
+    let mut many = rules(&["rc_mlx5", "dc_mlx5"]);
+    many.endpoints = 10_000;
+    let mut other = many.clone();
+    other.config.path_mtu = 1024;
+    for (theirs, is_dynamic) in [(&many, true), (&other, false)] {
+        let mut sides = [Side::new(&many), Side::new(theirs)];
+        let address = sides[1].node.address();
+        let link = sides[0].node.connect(&address, Options::default()).unwrap();
+        until_connected(&mut sides, &[&link]);
+        let has_dc =
+            |info: &barewire_wireup::link::LaneInfo| info.lane().transport.to_string() == "dc_mlx5";
+        assert_eq!(link.lanes().iter().any(has_dc), is_dynamic, "{:?}", link.lanes());
+        send(&mut sides, &link, 1);
+        until(&mut sides, "received", |sides| sides[1].received.borrow().len() == 1);
+    }
+}
