@@ -6,10 +6,11 @@
 //! The processes exchange addresses as bytes, here over a pipe.
 
 use std::error::Error;
-use std::io::{Read, Write};
+use std::io::{Read, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use barewire_mlx5::request::Write;
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, ControlFlags, ProtectionDomain, RcAddress,
     RcConfig, RcPath, RcQueuePair, RemoteMemory, Uar, setup,
@@ -94,7 +95,7 @@ fn writer() -> Result<()> {
             let there = memory.segment((page * PAGE) as u64, PAGE as u64).ok_or("outside")?;
             let is_last = page == PAGES - 1;
             let flags = if is_last { ControlFlags::COMPLETION } else { ControlFlags::empty() };
-            batch.write(local, there, flags)?;
+            batch.post(Write { local, remote: there }, flags)?;
         }
         let last = batch.last_index().ok_or("nothing was posted")?;
         drop(batch); // rings the doorbell

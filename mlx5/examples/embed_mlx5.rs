@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use barewire_mlx5::request::{Read, Word, Write};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, ControlFlags, ProtectionDomain,
     RcConfig, RcPath, RcQueuePair, Uar, setup,
@@ -29,11 +30,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The hot path: a WQE in the ring, the doorbell record, the BlueFlame register; then the CQE.
     let message = *b"barewire";
-    ours.send.write_inline_8(message, target.region().remote(16), ControlFlags::COMPLETION)?;
+    ours.send.post(
+        Write { local: Word(message), remote: target.region().remote(16) },
+        ControlFlags::COMPLETION,
+    )?;
     wait(&mut completions, &mut ours)?;
 
     let segment = local.region().segment(0, 8).ok_or("the segment lies outside its region")?;
-    ours.send.read(segment, target.region().remote(16), ControlFlags::COMPLETION)?;
+    ours.send.post(
+        Read { local: segment, remote: target.region().remote(16) },
+        ControlFlags::COMPLETION,
+    )?;
     let read = wait(&mut completions, &mut ours)?;
 
     let mut back = [0; 8];

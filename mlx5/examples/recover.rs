@@ -9,6 +9,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use barewire_mlx5::request::{Nop, Write};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, ControlFlags, Polled, ProtectionDomain,
     RcConfig, RcPath, RcQueuePair, RemoteMemory, Uar, WqeIndex, setup,
@@ -106,7 +107,7 @@ fn write(
     let local = source.region().segment(page * PAGE, PAGE).ok_or("outside the source")?;
     let (half, offset) = (page / (PAGES / 2), page % (PAGES / 2) * PAGE);
     let remote = there[half].segment(offset as u64, PAGE as u64).ok_or("outside the target")?;
-    Ok(writer.pair.send.write(local, remote, ControlFlags::empty())?)
+    Ok(writer.pair.send.post(Write { local, remote }, ControlFlags::empty())?)
 }
 
 /// Polls until all writes are complete. Returns the cause of the first failure as soon as there is
@@ -114,7 +115,7 @@ fn write(
 fn wait(writer: &mut Side) -> Result<Option<String>> {
     let send = &mut writer.pair.send;
     // The last write has not requested a completion.
-    send.nop(ControlFlags::COMPLETION)?;
+    send.post(Nop, ControlFlags::COMPLETION)?;
     let deadline = Instant::now() + TIMEOUT;
     while !send.is_idle() {
         let Some(completion) = writer.completions.poll().map(Polled::completion) else {

@@ -3,7 +3,8 @@
 //!
 //! Set-up uses PRM commands over a [`channel`]: [`Context`], [`ProtectionDomain`], [`Uar`],
 //! [`CompletionQueue`], [`RcQueuePair`], [`Buffer`]. The hot path is in [`queue`]: there is no
-//! `dyn`, allocation, lock, system call or panic between a post and the register.
+//! `dyn`, allocation, lock, system call or panic between a post and the register. What is posted is
+//! a value: see [`request`].
 //!
 //! The crate stands alone: it provides devices, queues and keys, and depends on no transport. With
 //! the feature `soft` (default) it drives the software HCA of `barewire-hca`;
@@ -12,6 +13,7 @@
 //! ```
 //! # #[cfg(feature = "soft")] {
 //! use barewire_mlx5::channel::soft::Soft;
+//! use barewire_mlx5::request::{Inline, Write};
 //! use barewire_mlx5::{
 //!     Access, Buffer, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath,
 //!     RcQueuePair, Uar, hca,
@@ -29,7 +31,8 @@
 //!
 //! // The hot path: a WQE, the doorbell record, the BlueFlame register; then the CQE.
 //! let target = Buffer::allocate(&domain, 4096, Access::all())?;
-//! pair.send.write_inline(b"hello", target.region().remote(0), ControlFlags::COMPLETION)?;
+//! let hello = Write { local: Inline(b"hello"), remote: target.region().remote(0) };
+//! pair.send.post(hello, ControlFlags::COMPLETION)?;
 //! let completion = loop {
 //!     if let Some(polled) = completions.poll() {
 //!         break polled.completion();
@@ -147,7 +150,7 @@ pub use memory::{Buffer, MemoryConfig, MemoryRegion, OwnedBytes, Window};
 pub use notifier::Notifier;
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;
-pub use queue::send::{PostError, SendQueue, WqeIndex};
+pub use queue::send::{PostError, SendQueue, WqeIndex, request};
 pub use rc::{OwnReceive, RcConfig, RcQueuePair};
 pub use ringless::RinglessPair;
 pub use trial::Family;

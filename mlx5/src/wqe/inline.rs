@@ -63,11 +63,17 @@ impl<'a> Inline<'a> {
     /// A prefix and `payload` after an inline header. The prefix, given as its first 4 and other 8
     /// bytes, fills the unit of the header.
     #[inline(always)]
-    pub(crate) fn prefixed(low: u32, high: u64, payload: &'a [u8]) -> Self {
+    pub(crate) fn prefixed(
+        remote: Option<RemoteAddressSegment>,
+        low: u32,
+        high: u64,
+        payload: &'a [u8],
+    ) -> Self {
         let header: u32 = transmute!(InlineHeader::new((FIRST + payload.len()) as u32));
         let first = Unit::from_words(u64::from(header) | u64::from(low) << 32, high);
         let (middle, last) = rest_of(payload, payload);
-        Self { remote: None, first: Some(first), middle, last }
+        let remote = remote.as_ref().map(Unit::remote);
+        Self { remote, first: Some(first), middle, last }
     }
 }
 
@@ -174,7 +180,7 @@ mod tests {
                     || Inline::new(remote, payload),
                     |prefix| {
                         let (low, high) = Unit::split_prefix(prefix);
-                        Inline::prefixed(low, high, payload)
+                        Inline::prefixed(remote, low, high, payload)
                     },
                 );
                 let mut wanted = vec![];

@@ -5,12 +5,47 @@ use core::ops::Deref;
 
 use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment, RepeatEntry};
 
-use super::{Binding, Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex};
+use super::request::Request;
+use super::{
+    Binding, Destination, Directed, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex,
+};
 use crate::doorbell::{BlueFlame, Deferred, Doorbell};
 use crate::values::Access;
 
 /// WQEs that wait for a later doorbell, for a program that posts them from several calls.
 impl<D: Doorbell> SendQueue<D> {
+    /// Like [`Self::post`], without a doorbell: the device does not see the WQE before the next
+    /// [`Self::announce`] or [`Self::post_last`], or the end of a [batch](Self::batch). Do not post
+    /// in any other way until then: a post may write its WQE to the BlueFlame register, and no
+    /// known driver does that while the device has not seen the WQEs before it.
+    ///
+    /// # Errors
+    /// Those of [`Self::post`].
+    #[inline(always)]
+    pub fn post_deferred<R: Request>(
+        &mut self,
+        request: R,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.deferred().post(request, flags)
+    }
+
+    /// Like [`Self::post`], for the last of several WQEs without a doorbell: rings one doorbell for
+    /// all of them.
+    ///
+    /// # Errors
+    /// Those of [`Self::post`], and then it does not ring.
+    #[inline(always)]
+    pub fn post_last<R: Request>(
+        &mut self,
+        request: R,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let posted = self.deferred().post(request, flags)?;
+        self.announce_all();
+        Ok(posted)
+    }
+
     /// Like [`Self::write`], without a doorbell: the device does not see the WQE before the next
     /// [`Self::announce`], or the end of a [batch](Self::batch). Do not post in any other way until
     /// then: a post may write its WQE to the BlueFlame register, and no known driver does that
@@ -139,6 +174,28 @@ pub struct Batch<'q, D: Doorbell = BlueFlame> {
 }
 
 impl<D: Doorbell> Batch<'_, D> {
+    /// As [`SendQueue::post`].
+    ///
+    /// # Errors
+    /// Those of [`SendQueue::post`].
+    #[inline(always)]
+    pub fn post<R: Request>(
+        &mut self,
+        request: R,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.copy.post(request, flags)
+    }
+
+    /// As [`SendQueue::towards`].
+    #[inline(always)]
+    pub fn towards<'q, A: Destination>(
+        &'q mut self,
+        destination: &'q A,
+    ) -> Directed<'q, A, impl Doorbell + use<A, D>> {
+        self.copy.towards(destination)
+    }
+
     /// See [`SendQueue::fence`].
     pub fn fence(&mut self) {
         self.copy.fence();

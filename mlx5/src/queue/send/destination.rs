@@ -27,6 +27,9 @@ pub(super) mod sealed {
 /// or a [`CompactAddressVector`], and the same [on a stream](Self::on_stream); or of an XRC request, an
 /// [`XrcSegment`].
 pub trait Destination: sealed::Sealed {
+    /// It is [`Connected`].
+    #[doc(hidden)]
+    const IS_CONNECTED: bool = false;
     /// Longest payload of an inline send to it, in bytes.
     const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
     /// Longest payload of an inline RDMA write to it, in bytes.
@@ -71,6 +74,23 @@ impl<A: Destination> Destination for OnStream<'_, A> {
     const MAX_WRITE_INLINE: usize = A::MAX_WRITE_INLINE;
     const MAX_SEND_SEGMENTS: usize = A::MAX_SEND_SEGMENTS;
     const MAX_RDMA_SEGMENTS: usize = A::MAX_RDMA_SEGMENTS;
+}
+
+/// The destination of a connected queue pair (RC): its WQEs carry none.
+#[derive(Clone, Copy, Debug)]
+pub struct Connected;
+
+impl sealed::Sealed for Connected {
+    type Units = [[u8; DS]; 0];
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        []
+    }
+}
+
+impl Destination for Connected {
+    const IS_CONNECTED: bool = true;
 }
 
 impl sealed::Sealed for AddressVector {

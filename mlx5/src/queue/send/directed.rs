@@ -1,15 +1,16 @@
 //! Requests that carry their destination (DC): an address vector follows the control segment.
 
 use barewire_layouts::wqe::{
-    ControlFlags, DataSegment, InlineHeader, Opcode, RemoteAddressSegment,
+    ControlFlags, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment,
 };
 
 use super::atomic::{BYTES_4, BYTES_8, standard};
 use super::destination::Addressed;
+use super::request::{Head, ToPeer};
 use super::{Destination, MAX_SEGMENTS, Marks, MaskedAdd, MaskedSwap, PREFIX};
 use super::{PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
-use crate::wqe::{Body, Inline, Segments, Sink, Unit};
+use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
 
 impl<D: Doorbell> SendQueue<D> {
     /// Posts to `destination`, for queue pairs of the service DC (DCI).
@@ -24,8 +25,100 @@ impl<D: Doorbell> SendQueue<D> {
 #[derive(Debug)]
 #[must_use = "posts to the destination are methods of this type"]
 pub struct Directed<'q, A: Destination, D: Doorbell> {
-    queue: &'q mut SendQueue<D>,
-    destination: &'q A,
+    pub(super) queue: &'q mut SendQueue<D>,
+    pub(super) destination: &'q A,
+}
+
+impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
+    /// Posts `request` to the destination.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`]; [`PostError::TooLong`] for a payload that does not fit a WQE.
+    #[inline(always)]
+    pub fn post<R: ToPeer>(
+        &mut self,
+        request: R,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let to = Directed { queue: self.queue, destination: self.destination };
+        request.post_to(to, flags)
+    }
+
+    /// Posts a WQE whose number of units the compiler knows: the control segment, the destination,
+    /// the remote address if there is one, and `units`.
+    #[inline(always)]
+    pub(super) fn post_units<const N: usize>(
+        self,
+        head: Head,
+        flags: ControlFlags,
+        remote: Option<RemoteAddressSegment>,
+        units: [Unit; N],
+    ) -> Result<WqeIndex, PostError> {
+        let Self { queue, destination } = self;
+        let address = destination.units();
+        let layout = Layout { address: address.as_ref(), remote: remote.as_ref(), units: &units };
+        let marks = Marks { flags, stream: destination.stream() };
+        let count = layout.count();
+        match count.div_ceil(BLOCK_UNITS) {
+            0 | 1 => queue.post_fixed::<1>(head, marks, count, layout.blocks()),
+            2 => queue.post_fixed::<2>(head, marks, count, layout.blocks()),
+            3 => queue.post_fixed::<3>(head, marks, count, layout.blocks()),
+            _ => Err(PostError::TooLong),
+        }
+    }
+
+    /// Posts a WQE whose length is known at run time: the control segment, the destination, `body`.
+    #[inline(always)]
+    pub(super) fn post_body(
+        self,
+        head: Head,
+        flags: ControlFlags,
+        body: impl Body,
+    ) -> Result<WqeIndex, PostError> {
+        let Head { opcode, modifier, immediate } = head;
+        let marks = Marks { flags, stream: self.destination.stream() };
+        let body = Addressed::new(self.destination, body);
+        self.queue.post_modified(opcode, modifier, immediate, marks, body)
+    }
+}
+
+/// The parts of a WQE after the control segment, whose number is constant.
+#[derive(Clone, Copy)]
+struct Layout<'a> {
+    address: &'a [[u8; DS]],
+    remote: Option<&'a RemoteAddressSegment>,
+    units: &'a [Unit],
+}
+
+impl Layout<'_> {
+    /// Units, with the control segment.
+    #[inline(always)]
+    fn count(self) -> usize {
+        1 + self.address.len() + usize::from(self.remote.is_some()) + self.units.len()
+    }
+
+    /// The WQE, with zeros for the control segment and at the end.
+    #[inline(always)]
+    fn blocks<const BLOCKS: usize>(self) -> [Block; BLOCKS] {
+        let mut blocks = [[Unit::zero(); BLOCK_UNITS]; BLOCKS];
+        let mut places = blocks.as_flattened_mut().iter_mut().skip(1);
+        for unit in self.address {
+            if let Some(place) = places.next() {
+                *place = Unit::load(unit);
+            }
+        }
+        if let Some(remote) = self.remote
+            && let Some(place) = places.next()
+        {
+            *place = Unit::remote(remote);
+        }
+        for unit in self.units {
+            if let Some(place) = places.next() {
+                *place = *unit;
+            }
+        }
+        blocks
+    }
 }
 
 /// Units that are known when the post is compiled.
@@ -57,7 +150,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         if payload.len() > A::MAX_INLINE {
             return Err(PostError::TooLong);
         }
-        self.post(Opcode::Send, flags, Inline::new(None, payload))
+        self.post_plain(Opcode::Send, flags, Inline::new(None, payload))
     }
 
     /// Sends `prefix` and 8 bytes inline as one message.
@@ -92,7 +185,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
             return Err(PostError::TooLong);
         }
         let (low, high) = Unit::split_prefix(prefix);
-        self.post(Opcode::Send, flags, Inline::prefixed(low, high, payload))
+        self.post_plain(Opcode::Send, flags, Inline::prefixed(None, low, high, payload))
     }
 
     /// Sends up to [`MAX_SEGMENTS`] segments as one message.
@@ -140,7 +233,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         if payload.len() > A::MAX_WRITE_INLINE {
             return Err(PostError::TooLong);
         }
-        self.post(Opcode::RdmaWrite, flags, Inline::new(Some(remote), payload))
+        self.post_plain(Opcode::RdmaWrite, flags, Inline::new(Some(remote), payload))
     }
 
     /// Writes up to [`MAX_SEGMENTS`] segments.
@@ -187,7 +280,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
         let units = [Unit::remote(&remote), standard(operand, 0), Unit::local(&local)];
-        self.post(Opcode::AtomicFetchAdd, flags, Fixed(units))
+        self.post_plain(Opcode::AtomicFetchAdd, flags, Fixed(units))
     }
 
     /// As [`SendQueue::compare_swap`].
@@ -204,7 +297,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
         let units = [Unit::remote(&remote), standard(swap, compare), Unit::local(&local)];
-        self.post(Opcode::AtomicCompareSwap, flags, Fixed(units))
+        self.post_plain(Opcode::AtomicCompareSwap, flags, Fixed(units))
     }
 
     /// As [`SendQueue::masked_compare_swap_32`].
@@ -293,7 +386,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
                 self.queue.post_blocks::<2, 6>(opcode, 0, 0, marks, blocks)
             }
             [a] => self.queue.post_block::<4>(opcode, 0, marks, [Unit::load(a), first, second]),
-            _ => self.post(opcode, flags, Fixed([first, second])),
+            _ => self.post_plain(opcode, flags, Fixed([first, second])),
         }
     }
 
@@ -309,11 +402,11 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         if body.units() as usize > MAX_SEGMENTS + usize::from(remote.is_some()) {
             return Err(PostError::TooLong);
         }
-        self.post(opcode, flags, body)
+        self.post_plain(opcode, flags, body)
     }
 
     #[inline(always)]
-    fn post(
+    fn post_plain(
         self,
         opcode: Opcode,
         flags: ControlFlags,

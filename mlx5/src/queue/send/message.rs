@@ -72,7 +72,7 @@ impl<D: Doorbell> SendQueue<D> {
         if payload.len() > MAX_SEND_INLINE - PREFIX {
             return Err(PostError::TooLong);
         }
-        self.post_wqe(Opcode::Send, 0, flags, Inline::prefixed(low, high, payload))
+        self.post_wqe(Opcode::Send, 0, flags, Inline::prefixed(None, low, high, payload))
     }
 
     /// Like [`Self::send_inline`], and the peer's completion carries `immediate`.

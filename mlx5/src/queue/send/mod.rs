@@ -23,6 +23,7 @@ use crate::doorbell::{
     BlueFlame, BlueFlameShared, Doorbell, Half, RecordWord, Register, SharedRegister, Width,
 };
 use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
+use request::{Head, Request};
 
 mod atomic;
 mod batch;
@@ -32,6 +33,7 @@ mod invalidate;
 mod message;
 mod rdma;
 mod registration;
+pub mod request;
 mod tag;
 #[cfg(test)]
 mod tests;
@@ -39,7 +41,7 @@ mod ud;
 
 pub use atomic::{MaskedAdd, MaskedSwap};
 pub use batch::Batch;
-pub use destination::{Destination, OnStream};
+pub use destination::{Connected, Destination, OnStream};
 pub use directed::Directed;
 pub use registration::{Binding, MAX_INTERLEAVED, MAX_RANGES};
 pub use tag::{MAX_RENDEZVOUS_DATA, MAX_TAGGED_INLINE};
@@ -245,6 +247,25 @@ impl<D: Doorbell> SendQueue<D> {
             _keep: parts.keep,
             failed: None,
         }
+    }
+
+    /// Posts `request`: see [`request`].
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`]; [`PostError::TooLong`] for a payload that does not fit a WQE.
+    #[inline(always)]
+    pub fn post<R: Request>(
+        &mut self,
+        request: R,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        request.post_to(self.connected(), flags)
+    }
+
+    /// The queue, for requests that carry no destination.
+    #[inline(always)]
+    fn connected(&mut self) -> Directed<'_, Connected, D> {
+        self.towards(&Connected)
     }
 
     /// Posts a NOP, which completes after all WQEs before it.
@@ -482,14 +503,29 @@ impl<D: Doorbell> SendQueue<D> {
         modifier: u8,
         immediate: u32,
         flags: impl Into<Marks>,
-        mut blocks: [Block; BLOCKS],
+        blocks: [Block; BLOCKS],
     ) -> Result<WqeIndex, PostError> {
         const { assert!(UNITS.div_ceil(BLOCK_UNITS) == BLOCKS) };
+        let head = Head { opcode, modifier, immediate };
+        self.post_fixed(head, flags.into(), UNITS, blocks)
+    }
+
+    /// Posts a WQE whose number of units the compiler knows: `blocks`, whose first unit is replaced
+    /// by the control segment.
+    #[inline(always)]
+    fn post_fixed<const BLOCKS: usize>(
+        &mut self,
+        head: Head,
+        marks: Marks,
+        units: usize,
+        mut blocks: [Block; BLOCKS],
+    ) -> Result<WqeIndex, PostError> {
+        let Head { opcode, modifier, immediate } = head;
         let index = self.producer;
-        let control = self.control(opcode, modifier, UNITS as u32, flags.into(), immediate);
+        let control = self.control(opcode, modifier, units as u32, marks, immediate);
         blocks[0][0] = self.admit(control, BLOCKS as u32)?;
         for (at, block) in blocks.iter().enumerate() {
-            self.ring.store_block(index.wrapping_add(at as u64), block, UNITS - at * BLOCK_UNITS);
+            self.ring.store_block(index.wrapping_add(at as u64), block, units - at * BLOCK_UNITS);
         }
         self.publish(index, BLOCKS as u32);
         self.ring(|register| register.ring_blocks(&blocks));
