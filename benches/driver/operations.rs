@@ -8,9 +8,13 @@ use std::hint::black_box;
 use barewire_mlx5::doorbell::PlainDoorbell;
 use barewire_mlx5::layouts::tag::{TagHeader, TagOpcode};
 use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry, XrcSegment};
-use barewire_mlx5::queue::send::{Binding, MaskedAdd, PREFIX};
+use barewire_mlx5::queue::send::PREFIX;
 use barewire_mlx5::queue::shared_receive::{SharedReceiveQueue, StridingReceiveQueue};
 use barewire_mlx5::queue::tags::TagList;
+use barewire_mlx5::request::{
+    Bind, Binding, CompareSwap, FetchAdd, Inline, Interleave, Invalidate, Join, MaskedAdd,
+    MaskedFetchAdd, Prefixed, Read, Send, SendTagged, Word, Write,
+};
 use barewire_mlx5::{
     Access, CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment,
     SendQueue,
@@ -45,7 +49,7 @@ crate::rows::operations! {
     Level::Driver;
 
     write_8: held_write_8(queue: &mut SendQueue, payload: u64, address: u64, rkey: u32) -> bool {
-        queue.write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+        queue.post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (address, rkey) = black_box(REMOTE);
@@ -55,7 +59,7 @@ crate::rows::operations! {
     }
 
     write_8_run_time: held_write_slice(queue: &mut SendQueue, payload: &[u8], address: u64, rkey: u32) -> bool {
-        queue.write_inline(payload, remote(address, rkey), NO_FLAGS).is_ok()
+        queue.post(Write { local: Inline(payload), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (payload, (address, rkey)) = black_box((&[7; 8][..], REMOTE));
@@ -70,7 +74,7 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+        queue.post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue<PlainDoorbell>| {
         let (address, rkey) = black_box(REMOTE);
@@ -80,7 +84,7 @@ crate::rows::operations! {
     }
 
     write_64: held_write_64(queue: &mut SendQueue, payload: &[u8; 64], address: u64, rkey: u32) -> bool {
-        queue.write_inline(payload, remote(address, rkey), NO_FLAGS).is_ok()
+        queue.post(Write { local: Inline(payload), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<2, _>] |post, queue: SendQueue| {
         let (payload, (address, rkey)) = black_box((&[7; 64], REMOTE));
@@ -97,7 +101,7 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.write(local(source, length, lkey), remote(address, rkey), NO_FLAGS).is_ok()
+        queue.post(Write { local: local(source, length, lkey), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((source, length, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -114,7 +118,7 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.read(local(target, length, lkey), remote(address, rkey), NO_FLAGS).is_ok()
+        queue.post(Read { local: local(target, length, lkey), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((target, length, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -124,7 +128,7 @@ crate::rows::operations! {
     }
 
     send_8: held_send_8(queue: &mut SendQueue, payload: u64) -> bool {
-        queue.send_inline(&payload.to_ne_bytes(), NO_FLAGS).is_ok()
+        queue.post(Send(Inline(&payload.to_ne_bytes())), NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         for round in 0..ROUNDS {
@@ -136,7 +140,7 @@ crate::rows::operations! {
     send_prefixed: held_send_prefixed(queue: &mut SendQueue, id: u8, header: u64, payload: u64) -> bool {
         let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
         let prefix = *prefix.first_chunk().unwrap_or(&[0; PREFIX]);
-        queue.send_inline_prefixed(prefix, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+        queue.post(Send(Prefixed { prefix, payload: Inline(&payload.to_ne_bytes()) }), NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (id, payload) = black_box((1, 5));
@@ -146,7 +150,7 @@ crate::rows::operations! {
     }
 
     send_segment: held_send_segment(queue: &mut SendQueue, source: u64, length: u32, lkey: u32) -> bool {
-        queue.send(local(source, length, lkey), NO_FLAGS).is_ok()
+        queue.post(Send(local(source, length, lkey)), NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (source, length, lkey) = black_box(LOCAL);
@@ -163,7 +167,7 @@ crate::rows::operations! {
         rkey: u32,
         operand: u64,
     ) -> bool {
-        queue.fetch_add(local(result, 8, lkey), remote(address, rkey), operand, NO_FLAGS).is_ok()
+        queue.post(FetchAdd { local: local(result, 8, lkey), remote: remote(address, rkey), add: operand }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -181,7 +185,7 @@ crate::rows::operations! {
         compare: u64,
         swap: u64,
     ) -> bool {
-        queue.compare_swap(local(result, 8, lkey), remote(address, rkey), compare, swap, NO_FLAGS).is_ok()
+        queue.post(CompareSwap { local: local(result, 8, lkey), remote: remote(address, rkey), compare, swap }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -199,7 +203,7 @@ crate::rows::operations! {
         operand: u64,
     ) -> bool {
         let operands = MaskedAdd { operand, field_boundary: 1 << 31 };
-        queue.masked_fetch_add_64(local(result, 8, lkey), remote(address, rkey), operands, NO_FLAGS).is_ok()
+        queue.post(MaskedFetchAdd { local: local(result, 8, lkey), remote: remote(address, rkey), operands }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -210,7 +214,7 @@ crate::rows::operations! {
 
     // To a queue pair of the datagram service (UD), with a full address vector.
     send_datagram: held_send_datagram(queue: &mut SendQueue, destination: &AddressVector, payload: u64) -> bool {
-        queue.send_inline_to(destination, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+        queue.towards(destination).post(Send(Inline(&payload.to_ne_bytes())), NO_FLAGS).is_ok()
     }
     with [send_queue(), destination()] until [posted::<2, _>]
     |post, queue: SendQueue, destination: AddressVector| {
@@ -227,7 +231,7 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.towards(target).write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+        queue.towards(target).post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue(), destination()] until [posted::<2, _>]
     |post, queue: SendQueue, target: AddressVector| {
@@ -245,7 +249,7 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.towards(receiver).write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+        queue.towards(receiver).post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
     }
     with [send_queue(), receiver()] until [posted::<1, _>] |post, queue: SendQueue, receiver: XrcSegment| {
         let (address, rkey) = black_box(REMOTE);
@@ -264,7 +268,7 @@ crate::rows::operations! {
     ) -> bool {
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let binding = Binding { range: local(address, length, lkey), start: address, access };
-        queue.bind_window(free, key, &binding, NO_FLAGS).is_ok()
+        queue.post(Bind { free, key, binding, is_shared: false }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
         let ((address, length, lkey), (_, free)) = black_box((LOCAL, REMOTE));
@@ -274,7 +278,7 @@ crate::rows::operations! {
     }
 
     local_invalidate: held_local_invalidate(queue: &mut SendQueue, key: u32) -> bool {
-        queue.local_invalidate(key, NO_FLAGS).is_ok()
+        queue.post(Invalidate { key }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<2, _>] |post, queue: SendQueue| {
         let (_, key) = black_box(REMOTE);
@@ -286,7 +290,7 @@ crate::rows::operations! {
     // The ranges are given by address, length and key, as to libmlx5.
     join_4: held_join_4(queue: &mut SendQueue, key: u32, ranges: &[(u64, u32, u32); 4]) -> bool {
         let ranges = ranges.map(|(address, length, lkey)| local(address, length, lkey));
-        queue.join(key, Access::LOCAL_WRITE, &ranges, NO_FLAGS).is_ok()
+        queue.post(Join { key, access: Access::LOCAL_WRITE, ranges: &ranges }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
         let (ranges, (_, key)) = black_box((&[LOCAL; 4], REMOTE));
@@ -304,7 +308,7 @@ crate::rows::operations! {
         let ranges = ranges.map(|(address, length, lkey)| {
             RepeatEntry::new(length as u16 + 32, length as u16, lkey, address)
         });
-        queue.interleave(key, Access::LOCAL_WRITE, repeat, &ranges, NO_FLAGS).is_ok()
+        queue.post(Interleave { key, access: Access::LOCAL_WRITE, repeat, entries: &ranges }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
         let (ranges, repeat, (_, key)) = black_box((&[LOCAL; 3], 8, REMOTE));
@@ -323,7 +327,7 @@ crate::rows::operations! {
         let mut batch = queue.batch();
         let mut address = address;
         for word in words {
-            if batch.write_inline_8(word.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_err() {
+            if batch.post(Write { local: Word(word.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_err() {
                 return false;
             }
             address += 8;
@@ -443,7 +447,7 @@ crate::rows::operations! {
     // A tag and 8 bytes, as `am_short` has an id and a header.
     tag_send_8: held_tag_send_8(queue: &mut SendQueue, tag: u64, payload: u64) -> bool {
         let header = TagHeader::new(TagOpcode::Eager, 0, tag);
-        queue.send_tagged_inline(&header, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+        queue.post(SendTagged { header: &header, payload: Inline(&payload.to_ne_bytes()) }, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let payload = black_box(5);

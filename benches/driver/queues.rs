@@ -16,6 +16,7 @@ use barewire_mlx5::queue::shared_receive::{
     SharedReceiveParts, SharedReceiveQueue, Strides, StridingReceiveQueue,
 };
 use barewire_mlx5::queue::tags::TagList;
+use barewire_mlx5::request::Nop;
 
 use crate::budget::{BATCH, ROUNDS};
 
@@ -139,7 +140,7 @@ pub(crate) fn empty_completion_queue() -> &'static mut CompletionQueue {
 pub(crate) fn completed() -> &'static mut (CompletionQueue, SendQueue) {
     let mut queue = new_send_queue();
     for _ in 0..BLOCKS {
-        queue.nop(ControlFlags::empty()).expect("room for all");
+        queue.post(Nop, ControlFlags::empty()).expect("room for all");
     }
     leak((completion_queue(ROUNDS as u32), queue))
 }

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use barewire_mlx5::dc::Peer;
 use barewire_mlx5::layouts::wqe::{AddressVector, XrcSegment};
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
+use barewire_mlx5::request::{Word, Write};
 use barewire_mlx5::ud::UdPeer;
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Initiator,
@@ -30,7 +31,7 @@ fn measured_dc_write_8(
     remote: RemoteAddressSegment,
 ) -> bool {
     let payload = payload.to_ne_bytes();
-    queue.towards(to).write_inline_8(payload, remote, ControlFlags::empty()).is_ok()
+    queue.towards(to).post(Write { local: Word(payload), remote }, ControlFlags::empty()).is_ok()
 }
 
 #[inline(never)]
@@ -41,7 +42,7 @@ fn measured_xrc_write_8(
     remote: RemoteAddressSegment,
 ) -> bool {
     let payload = payload.to_ne_bytes();
-    queue.towards(to).write_inline_8(payload, remote, ControlFlags::empty()).is_ok()
+    queue.towards(to).post(Write { local: Word(payload), remote }, ControlFlags::empty()).is_ok()
 }
 
 /// Runs the operation with this name `count` times.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use stopwatch::Stopwatch;
 
 use barewire::transport::{rc_mlx5, rc_verbs};
+use barewire_mlx5::request::{Inline, Send, Word, Write};
 use barewire_mlx5::setup::{self, SetupWay};
 use barewire_mlx5::{
     Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Polled,
@@ -103,7 +104,7 @@ struct Driver {
 
 #[inline(never)]
 fn measured_write_8(queue: &mut SendQueue, payload: u64, remote: RemoteAddressSegment) -> bool {
-    queue.write_inline_8(payload.to_ne_bytes(), remote, ControlFlags::empty()).is_ok()
+    queue.post(Write { local: Word(payload.to_ne_bytes()), remote }, ControlFlags::empty()).is_ok()
 }
 
 #[inline(never)]
@@ -112,7 +113,7 @@ fn measured_write_64(
     payload: &[u8; 64],
     remote: RemoteAddressSegment,
 ) -> bool {
-    queue.write_inline(payload, remote, ControlFlags::empty()).is_ok()
+    queue.post(Write { local: Inline(payload), remote }, ControlFlags::empty()).is_ok()
 }
 
 #[inline(never)]
@@ -122,20 +123,28 @@ fn measured_write_sge(
     remote: RemoteAddressSegment,
 ) -> bool {
     let (address, length, key) = local;
-    queue.write(DataSegment::new(address, length, key), remote, ControlFlags::empty()).is_ok()
+    queue
+        .post(
+            Write { local: DataSegment::new(address, length, key), remote },
+            ControlFlags::empty(),
+        )
+        .is_ok()
 }
 
 #[inline(never)]
 fn measured_send_16(queue: &mut SendQueue, payload: &[u8; 16]) -> bool {
-    queue.send_inline(payload, ControlFlags::empty()).is_ok()
+    queue.post(Send(Inline(payload)), ControlFlags::empty()).is_ok()
 }
 
 /// Posts 16 writes by one doorbell.
 #[inline(never)]
 fn measured_batch(queue: &mut SendQueue, payload: u64, remote: RemoteAddressSegment) -> bool {
     let mut batch = queue.batch();
-    (0..BATCH)
-        .all(|_| batch.write_inline_8(payload.to_ne_bytes(), remote, ControlFlags::empty()).is_ok())
+    (0..BATCH).all(|_| {
+        batch
+            .post(Write { local: Word(payload.to_ne_bytes()), remote }, ControlFlags::empty())
+            .is_ok()
+    })
 }
 
 /// Polls a completion and returns the room of what it completes.

@@ -28,7 +28,8 @@
 //! let destination = initiator.destination(&peer)?;
 //! let memory = Buffer::allocate(&domain, 4096, Access::all())?;
 //! let remote = memory.region().remote(0);
-//! initiator.send.towards(&destination).write_inline(b"hello", remote, ControlFlags::COMPLETION)?;
+//! let write = Write { local: Inline(b"hello"), remote };
+//! initiator.send.towards(&destination).post(write, ControlFlags::COMPLETION)?;
 //! let completion = loop {
 //!     if let Some(polled) = completions.poll() {
 //!         break polled.completion();

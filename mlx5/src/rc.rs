@@ -19,6 +19,7 @@ use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Poll
 use crate::queue::receive::ReceiveQueue;
 use crate::queue::send::{SendQueue, WqeIndex};
 use crate::queue::shared_receive::SharedReceiveQueue;
+use crate::request::Nop;
 use crate::sequence;
 pub use crate::values::RcPath;
 use crate::values::{Access, Port};
@@ -368,7 +369,8 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// let targets = [memory.region().remote(0), nowhere, memory.region().remote(8)];
     /// let mut posted = Vec::new();
     /// for target in targets {
-    ///     posted.push(ours.send.write_inline_8(*b"barewire", target, ControlFlags::empty())?);
+    ///     let write = Write { local: Word(*b"barewire"), remote: target };
+    ///     posted.push(ours.send.post(write, ControlFlags::empty())?);
     /// }
     ///
     /// let mut cause = None;
@@ -425,7 +427,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         self.send.announce();
         let start = Instant::now();
         // WQEs that were executed without a request for a completion have none of their own.
-        let mut last = self.send.nop(ControlFlags::COMPLETION);
+        let mut last = self.send.post(Nop, ControlFlags::COMPLETION);
         while last.is_err() || !self.send.is_idle() {
             if start.elapsed() >= timeout {
                 let what = "completions of all send WQEs, in the completion queue of the call \
@@ -454,7 +456,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
                 std::thread::yield_now();
             }
             if last.is_err() {
-                last = self.send.nop(ControlFlags::COMPLETION);
+                last = self.send.post(Nop, ControlFlags::COMPLETION);
             }
         }
         Ok(())

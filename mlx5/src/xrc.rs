@@ -30,7 +30,8 @@
 //! let memory = Buffer::allocate(&domain, 4096, Access::all())?;
 //! let remote = memory.region().remote(0);
 //! let to = receiver.destination();
-//! initiator.send.towards(&to).write_inline(b"hello", remote, ControlFlags::COMPLETION)?;
+//! let write = Write { local: Inline(b"hello"), remote };
+//! initiator.send.towards(&to).post(write, ControlFlags::COMPLETION)?;
 //! let completion = loop {
 //!     if let Some(polled) = completions.poll() {
 //!         break polled.completion();

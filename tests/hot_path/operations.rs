@@ -11,7 +11,11 @@ use barewire::{
     RemoteKey, Unpack,
 };
 use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry};
-use barewire_mlx5::queue::send::{Binding, MAX_WRITE_INLINE, MaskedAdd, MaskedSwap, SendParts};
+use barewire_mlx5::queue::send::{Binding, MAX_WRITE_INLINE, SendParts};
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop,
+    Prefixed, Read, Segments, Send, SendImmediate, SendInvalidate, Word, Write, WriteImmediate,
+};
 use barewire_mlx5::{Access as Rights, ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use crate::support::{DEADLINE, Pair};
@@ -175,7 +179,7 @@ struct Block {
 }
 
 // SAFETY: the block is owned, and accessed through pointers only.
-unsafe impl Send for Block {}
+unsafe impl core::marker::Send for Block {}
 // SAFETY: shared access only reads the address.
 unsafe impl Sync for Block {}
 
@@ -212,7 +216,7 @@ impl Driver {
             register: at(RING),
             qpn: 72,
             signal_period: 8,
-            keep: Arc::clone(&block) as Arc<dyn Any + Send + Sync>,
+            keep: Arc::clone(&block) as Arc<dyn Any + core::marker::Send + Sync>,
         };
         // SAFETY: the parts have the required sizes and alignments, nothing else uses the memory,
         // and `keep` keeps it alive.
@@ -243,43 +247,105 @@ const LONG: &[u8] = &[7; MAX_WRITE_INLINE];
 
 /// The posting functions of the driver.
 pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
-    ("write_inline_8", |queue| queue.write_inline_8([7; 8], REMOTE, FLAGS).is_ok()),
+    ("write_inline_8", |queue| {
+        queue.post(Write { local: Word([7; 8]), remote: REMOTE }, FLAGS).is_ok()
+    }),
     ("write_inline, every length", |queue| {
         (0..=LONG.len()).all(|length| {
-            let posted = queue.write_inline(&LONG[..length], REMOTE, FLAGS);
+            let posted =
+                queue.post(Write { local: Inline(&LONG[..length]), remote: REMOTE }, FLAGS);
             posted.map(|index| queue.reap(index.0)).is_ok()
         })
     }),
     ("write_inline_immediate", |queue| {
-        queue.write_inline_immediate(&[7; 30], REMOTE, 5, FLAGS).is_ok()
+        queue
+            .post(WriteImmediate { local: Inline(&[7; 30]), remote: REMOTE, immediate: 5 }, FLAGS)
+            .is_ok()
     }),
-    ("write", |queue| queue.write(LOCAL, REMOTE, FLAGS).is_ok()),
-    ("write_gather", |queue| queue.write_gather(&[LOCAL; 9], REMOTE, FLAGS).is_ok()),
-    ("write_immediate", |queue| queue.write_immediate(&[LOCAL; 2], REMOTE, 5, FLAGS).is_ok()),
-    ("read", |queue| queue.read(LOCAL, REMOTE, FLAGS).is_ok()),
-    ("read_scatter", |queue| queue.read_scatter(&[LOCAL; 9], REMOTE, FLAGS).is_ok()),
-    ("send_inline", |queue| queue.send_inline(&[7; 30], FLAGS).is_ok()),
-    ("send_inline_prefixed", |queue| queue.send_inline_prefixed([1; 12], &[7; 8], FLAGS).is_ok()),
+    ("write", |queue| queue.post(Write { local: LOCAL, remote: REMOTE }, FLAGS).is_ok()),
+    ("write_gather", |queue| {
+        queue.post(Write { local: Segments(&[LOCAL; 9]), remote: REMOTE }, FLAGS).is_ok()
+    }),
+    ("write_immediate", |queue| {
+        queue
+            .post(
+                WriteImmediate { local: Segments(&[LOCAL; 2]), remote: REMOTE, immediate: 5 },
+                FLAGS,
+            )
+            .is_ok()
+    }),
+    ("read", |queue| queue.post(Read { local: LOCAL, remote: REMOTE }, FLAGS).is_ok()),
+    ("read_scatter", |queue| {
+        queue.post(Read { local: Segments(&[LOCAL; 9]), remote: REMOTE }, FLAGS).is_ok()
+    }),
+    ("send_inline", |queue| queue.post(Send(Inline(&[7; 30])), FLAGS).is_ok()),
+    ("send_inline_prefixed", |queue| {
+        queue.post(Send(Prefixed { prefix: [1; 12], payload: Inline(&[7; 8]) }), FLAGS).is_ok()
+    }),
     ("send_inline_prefixed, 30 B", |queue| {
-        queue.send_inline_prefixed([1; 12], &[7; 30], FLAGS).is_ok()
+        queue.post(Send(Prefixed { prefix: [1; 12], payload: Inline(&[7; 30]) }), FLAGS).is_ok()
     }),
-    ("send_inline_immediate", |queue| queue.send_inline_immediate(&[7; 30], 5, FLAGS).is_ok()),
-    ("send", |queue| queue.send(LOCAL, FLAGS).is_ok()),
-    ("send_gather", |queue| queue.send_gather(&[LOCAL; 9], FLAGS).is_ok()),
-    ("send_immediate", |queue| queue.send_immediate(&[LOCAL; 2], 5, FLAGS).is_ok()),
-    ("fetch_add", |queue| queue.fetch_add(WORD, REMOTE, 1, FLAGS).is_ok()),
-    ("compare_swap", |queue| queue.compare_swap(WORD, REMOTE, 0, 1, FLAGS).is_ok()),
+    ("send_inline_immediate", |queue| {
+        queue.post(SendImmediate { local: Inline(&[7; 30]), immediate: 5 }, FLAGS).is_ok()
+    }),
+    ("send", |queue| queue.post(Send(LOCAL), FLAGS).is_ok()),
+    ("send_gather", |queue| queue.post(Send(Segments(&[LOCAL; 9])), FLAGS).is_ok()),
+    ("send_immediate", |queue| {
+        queue.post(SendImmediate { local: Segments(&[LOCAL; 2]), immediate: 5 }, FLAGS).is_ok()
+    }),
+    ("fetch_add", |queue| {
+        queue.post(FetchAdd { local: WORD, remote: REMOTE, add: 1 }, FLAGS).is_ok()
+    }),
+    ("compare_swap", |queue| {
+        queue.post(CompareSwap { local: WORD, remote: REMOTE, compare: 0, swap: 1 }, FLAGS).is_ok()
+    }),
     ("masked_compare_swap_32", |queue| {
-        queue.masked_compare_swap_32(HALF, REMOTE, MaskedSwap::default(), FLAGS).is_ok()
+        queue
+            .post(
+                MaskedCompareSwap {
+                    local: HALF,
+                    remote: REMOTE,
+                    operands: MaskedSwap::<u32>::default(),
+                },
+                FLAGS,
+            )
+            .is_ok()
     }),
     ("masked_compare_swap_64", |queue| {
-        queue.masked_compare_swap_64(WORD, REMOTE, MaskedSwap::default(), FLAGS).is_ok()
+        queue
+            .post(
+                MaskedCompareSwap {
+                    local: WORD,
+                    remote: REMOTE,
+                    operands: MaskedSwap::<u64>::default(),
+                },
+                FLAGS,
+            )
+            .is_ok()
     }),
     ("masked_fetch_add_32", |queue| {
-        queue.masked_fetch_add_32(HALF, REMOTE, MaskedAdd::default(), FLAGS).is_ok()
+        queue
+            .post(
+                MaskedFetchAdd {
+                    local: HALF,
+                    remote: REMOTE,
+                    operands: MaskedAdd::<u32>::default(),
+                },
+                FLAGS,
+            )
+            .is_ok()
     }),
     ("masked_fetch_add_64", |queue| {
-        queue.masked_fetch_add_64(WORD, REMOTE, MaskedAdd::default(), FLAGS).is_ok()
+        queue
+            .post(
+                MaskedFetchAdd {
+                    local: WORD,
+                    remote: REMOTE,
+                    operands: MaskedAdd::<u64>::default(),
+                },
+                FLAGS,
+            )
+            .is_ok()
     }),
     ("send_to", |queue| queue.send_to(&ADDRESS, LOCAL, FLAGS).is_ok()),
     ("send_gather_to", |queue| queue.send_gather_to(&ADDRESS.base, &[LOCAL; 2], FLAGS).is_ok()),
@@ -288,8 +354,12 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
     ("send_inline_immediate_to", |queue| {
         queue.send_inline_immediate_to(&ADDRESS.base, &[7; 30], 5, FLAGS).is_ok()
     }),
-    ("send_invalidate", |queue| queue.send_invalidate(&[LOCAL; 2], 9, FLAGS).is_ok()),
-    ("send_inline_invalidate", |queue| queue.send_inline_invalidate(&[7; 30], 9, FLAGS).is_ok()),
+    ("send_invalidate", |queue| {
+        queue.post(SendInvalidate { local: Segments(&[LOCAL; 2]), rkey: 9 }, FLAGS).is_ok()
+    }),
+    ("send_inline_invalidate", |queue| {
+        queue.post(SendInvalidate { local: Inline(&[7; 30]), rkey: 9 }, FLAGS).is_ok()
+    }),
     ("local_invalidate", |queue| queue.local_invalidate(9, FLAGS).is_ok()),
     ("bind_window", |queue| queue.bind_window(9, 10, &BINDING, FLAGS).is_ok()),
     ("unbind_window", |queue| queue.unbind_window(10, FLAGS).is_ok()),
@@ -297,12 +367,14 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
     ("join, 24", |queue| queue.join(9, Rights::all(), &[LOCAL; 24], FLAGS).is_ok()),
     ("interleave", |queue| queue.interleave(9, Rights::all(), 5, &[ENTRY; 3], FLAGS).is_ok()),
     ("interleave, 23", |queue| queue.interleave(9, Rights::all(), 5, &[ENTRY; 23], FLAGS).is_ok()),
-    ("nop", |queue| queue.nop(FLAGS).is_ok()),
+    ("nop", |queue| queue.post(Nop, FLAGS).is_ok()),
     ("batch", |queue| {
         let mut batch = queue.batch();
-        (0..16).all(|_| batch.write_inline_8([7; 8], REMOTE, FLAGS).is_ok())
+        (0..16).all(|_| batch.post(Write { local: Word([7; 8]), remote: REMOTE }, FLAGS).is_ok())
     }),
     // A refusal is a result like any other.
     ("join, too long", |queue| queue.join(9, Rights::all(), &[LOCAL; 25], FLAGS).is_err()),
-    ("write_inline, too long", |queue| queue.write_inline(&[7; 4096], REMOTE, FLAGS).is_err()),
+    ("write_inline, too long", |queue| {
+        queue.post(Write { local: Inline(&[7; 4096]), remote: REMOTE }, FLAGS).is_err()
+    }),
 ];

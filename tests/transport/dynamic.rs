@@ -15,6 +15,7 @@ use barewire::{
 };
 use barewire_hca as hca;
 use barewire_mlx5 as mlx5;
+use barewire_mlx5::request::{Inline, Send};
 
 use crate::support::device;
 
@@ -430,7 +431,7 @@ fn messages_of_strangers_do_no_harm() {
         }
         message.truncate(if round % 11 == 0 { 68 } else { 90 });
         let flags = mlx5::ControlFlags::COMPLETION;
-        initiator.send.towards(&to).send_inline(&message, flags).unwrap();
+        initiator.send.towards(&to).post(Send(Inline(&message)), flags).unwrap();
         let start = Instant::now();
         loop {
             node.progress.progress();

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use barewire_mlx5::request::{Read, Write};
 use barewire_mlx5::{
     CompletionKind, ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment, WqeIndex,
 };
@@ -89,7 +90,7 @@ impl Queues {
         let pair = self.pair();
         let send = &mut pair.queues.send;
         send.announce();
-        let posted = send.read(local, remote, ControlFlags::COMPLETION);
+        let posted = send.post(Read { local, remote }, ControlFlags::COMPLETION);
         pair.note(posted, NO_OWNER, false)
     }
 
@@ -103,7 +104,7 @@ impl Queues {
     ) -> Option<u16> {
         let pair = &mut self.first;
         pair.queues.send.announce();
-        let posted = pair.queues.send.write(local, remote, ControlFlags::COMPLETION);
+        let posted = pair.queues.send.post(Write { local, remote }, ControlFlags::COMPLETION);
         let wqe = posted.ok().map(|WqeIndex(index)| index);
         pair.note(posted, NO_OWNER, false).then_some(wqe).flatten()
     }
@@ -117,7 +118,11 @@ impl Queues {
     pub(crate) fn probe(&mut self) -> bool {
         let nothing = DataSegment::new(0, 0, 0);
         let nowhere = RemoteAddressSegment::new(0, 0);
-        self.first.queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok()
+        self.first
+            .queues
+            .send
+            .post(Write { local: nothing, remote: nowhere }, ControlFlags::COMPLETION)
+            .is_ok()
     }
 }
 

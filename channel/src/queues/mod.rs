@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::request::{Inline, Line, Nop, Write, WriteImmediate};
 use barewire_mlx5::{
     Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Enhancements,
     Error as DeviceError, PostError, RcConfig, RcQueuePair, RemoteAddressSegment, Uar, WqeIndex,
@@ -262,7 +263,7 @@ impl Queues {
     ) -> bool {
         let pair = self.pair();
         let flags = ControlFlags::COMPLETION;
-        let posted = pair.queues.send.write_one_immediate(local, remote, immediate, flags);
+        let posted = pair.queues.send.post(WriteImmediate { local, remote, immediate }, flags);
         pair.note(posted, owner, true)
     }
 
@@ -277,7 +278,7 @@ impl Queues {
         owner: u16,
     ) -> bool {
         let pair = self.pair();
-        let posted = pair.queues.send.write_deferred(local, remote, ControlFlags::empty());
+        let posted = pair.queues.send.post_deferred(Write { local, remote }, ControlFlags::empty());
         pair.note(posted, owner, false)
     }
 
@@ -302,10 +303,13 @@ impl Queues {
         let pair = self.pair();
         let send = &mut pair.queues.send;
         let posted = match immediate {
-            Some(immediate) => {
-                send.write_inline_immediate(bytes, remote, immediate, ControlFlags::COMPLETION)
+            Some(immediate) => send.post(
+                WriteImmediate { local: Inline(bytes), remote, immediate },
+                ControlFlags::COMPLETION,
+            ),
+            None => {
+                send.post_deferred(Write { local: Inline(bytes), remote }, ControlFlags::empty())
             }
-            None => send.write_inline_deferred(bytes, remote, ControlFlags::empty()),
         };
         pair.note(posted, owner, immediate.is_some())
     }
@@ -322,7 +326,7 @@ impl Queues {
     ) -> bool {
         let pair = self.pair();
         let flags = ControlFlags::COMPLETION;
-        let posted = pair.queues.send.write_one_immediate_last(local, remote, immediate, flags);
+        let posted = pair.queues.send.post_last(WriteImmediate { local, remote, immediate }, flags);
         pair.note(posted, owner, true)
     }
 
@@ -341,21 +345,25 @@ impl Queues {
         if send.last_is_signaled() {
             return false;
         }
-        let posted = send.nop(ControlFlags::COMPLETION);
+        let posted = send.post(Nop, ControlFlags::COMPLETION);
         pair.note(posted, NO_OWNER, false)
     }
 
     /// Writes a line to the ring of the peer. Returns `false` if there is no room.
     #[inline(always)]
     pub(crate) fn write_line(&mut self, line: &[u8; 64], remote: RemoteAddressSegment) -> bool {
-        self.pair().queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
+        self.pair()
+            .queues
+            .send
+            .post(Write { local: Line(line), remote }, ControlFlags::empty())
+            .is_ok()
     }
 
     /// Writes the lines of a group, which are at `local`, to the ring of the peer. Returns `false`
     /// if there is no room.
     #[inline(always)]
     pub(crate) fn write_lines(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
-        self.pair().queues.send.write(local, remote, ControlFlags::empty()).is_ok()
+        self.pair().queues.send.post(Write { local, remote }, ControlFlags::empty()).is_ok()
     }
 
     /// Returns whether none of the rails has a completion.

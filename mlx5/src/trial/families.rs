@@ -1,5 +1,6 @@
 //! The test of each family.
 
+use crate::request::{Inline, Send, Write};
 use std::time::Duration;
 
 use barewire_layouts::tag::{TagHeader, TagOpcode};
@@ -49,10 +50,10 @@ pub(super) fn reliable(bench: &mut Bench) -> Result<(), Failure> {
     let mut bytes = pattern(LONG);
     bench.fill(0, &bytes)?;
     let remote = || bench.memory.region().remote(TARGET);
-    posted(pair.send.write(bench.segment(0, LONG)?, remote(), SIGNALED))?;
+    posted(pair.send.post(Write { local: bench.segment(0, LONG)?, remote: remote() }, SIGNALED))?;
     bench.sent()?;
     let remote = bench.memory.region().remote(TARGET);
-    posted(pair.send.write_inline(b"barewire", remote, SIGNALED))?;
+    posted(pair.send.post(Write { local: Inline(b"barewire"), remote }, SIGNALED))?;
     bench.sent()?;
     bytes[..8].copy_from_slice(b"barewire");
     bench.expect(TARGET, &bytes)
@@ -76,7 +77,7 @@ pub(super) fn shared_receive(bench: &mut Bench) -> Result<(), Failure> {
         let offset = TARGET + at * SLOT;
         receive(bench, &mut queue, offset)?;
         let bytes = pattern(length);
-        posted(pair.send.send_inline(&bytes, SIGNALED))?;
+        posted(pair.send.post(Send(Inline(&bytes)), SIGNALED))?;
         bench.exchanged(offset, &bytes)?;
     }
     Ok(())
@@ -146,10 +147,12 @@ pub(super) fn dynamic(bench: &mut Bench) -> Result<(), Failure> {
     let to = initiator.destination(&Peer::new(bench.address(), target.number(), target.key()))?;
     receive(bench, &mut queue, TARGET)?;
     let bytes = pattern(LENGTHS[1]);
-    posted(initiator.send.towards(&to).send_inline(&bytes, SIGNALED))?;
+    posted(initiator.send.towards(&to).post(Send(Inline(&bytes)), SIGNALED))?;
     bench.exchanged(TARGET, &bytes)?;
     let remote = bench.memory.region().remote(TARGET);
-    posted(initiator.send.towards(&to).write_inline(b"barewire", remote, SIGNALED))?;
+    posted(
+        initiator.send.towards(&to).post(Write { local: Inline(b"barewire"), remote }, SIGNALED),
+    )?;
     bench.sent()?;
     bench.expect(TARGET, b"barewire")
 }
@@ -173,7 +176,7 @@ pub(super) fn xrc(bench: &mut Bench) -> Result<(), Failure> {
     let to = receiver.destination();
     receive(bench, &mut receiver.queue, TARGET)?;
     let bytes = pattern(LENGTHS[1]);
-    posted(initiator.send.towards(&to).send_inline(&bytes, SIGNALED))?;
+    posted(initiator.send.towards(&to).post(Send(Inline(&bytes)), SIGNALED))?;
     bench.exchanged(TARGET, &bytes)
 }
 

@@ -8,7 +8,11 @@ use std::time::{Duration, Instant};
 
 use barewire_layouts::cqe::Syndrome;
 use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd};
+use barewire_mlx5::queue::send::MAX_WRITE_INLINE;
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Inline, Line, MaskedAdd, MaskedFetchAdd, Nop, Prefixed, Read, Segments,
+    Send, SendImmediate, Word, Write, WriteImmediate,
+};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
     Enhancements, Error, Notifier, Polled, PostError, ProtectionDomain, QpState, RcAddress,
@@ -130,7 +134,10 @@ fn exchanged_queues_outlive_their_pairs() {
         let payload = round.to_ne_bytes();
         pair.ours
             .send
-            .write_inline(&payload, target.region().remote(0), ControlFlags::COMPLETION)
+            .post(
+                Write { local: Inline(&payload), remote: target.region().remote(0) },
+                ControlFlags::COMPLETION,
+            )
             .unwrap();
         let completion = poll(&mut pair.peer_completions);
         assert_eq!(completion.kind, CompletionKind::Send);
@@ -147,7 +154,10 @@ fn inline_writes_of_every_length_arrive() {
         target.write(0, &[0; 512]).unwrap();
         let payload = bytes(length);
         let remote = target.region().remote(length % 5);
-        pair.ours.send.write_inline(&payload, remote, ControlFlags::COMPLETION).unwrap();
+        pair.ours
+            .send
+            .post(Write { local: Inline(&payload), remote }, ControlFlags::COMPLETION)
+            .unwrap();
         assert_eq!(pair.wait().kind, CompletionKind::Send);
         let mut got = vec![0; 512];
         target.read(0, &mut got).unwrap();
@@ -166,10 +176,16 @@ fn reads_and_writes_by_reference_arrive() {
         let payload = bytes(length);
         source.write(0, &payload).unwrap();
         let local = source.region().segment(0, length).unwrap();
-        pair.ours.send.write(local, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        pair.ours
+            .send
+            .post(Write { local, remote: target.region().remote(0) }, ControlFlags::COMPLETION)
+            .unwrap();
         assert_eq!(pair.wait().kind, CompletionKind::Send);
         source.write(0, &vec![0; length]).unwrap();
-        pair.ours.send.read(local, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        pair.ours
+            .send
+            .post(Read { local, remote: target.region().remote(0) }, ControlFlags::COMPLETION)
+            .unwrap();
         assert_eq!(pair.wait().byte_count, length as u32);
         let mut got = vec![0; length];
         source.read(0, &mut got).unwrap();
@@ -184,13 +200,19 @@ fn reads_and_writes_by_reference_arrive() {
     ];
     pair.ours
         .send
-        .write_gather(&parts, target.region().remote(64), ControlFlags::COMPLETION)
+        .post(
+            Write { local: Segments(&parts), remote: target.region().remote(64) },
+            ControlFlags::COMPLETION,
+        )
         .unwrap();
     pair.wait();
     let parts = [region.segment(2000, 7).unwrap(), region.segment(3000, 1).unwrap()];
     pair.ours
         .send
-        .read_scatter(&parts, target.region().remote(64), ControlFlags::COMPLETION)
+        .post(
+            Read { local: Segments(&parts), remote: target.region().remote(64) },
+            ControlFlags::COMPLETION,
+        )
         .unwrap();
     pair.wait();
     let payload = bytes(1 << 20);
@@ -207,7 +229,10 @@ fn an_armed_queue_makes_its_descriptor_readable() {
     let target = pair.buffer(8, Access::all());
     let remote = target.region().remote(0);
     let write = |pair: &mut Pair| {
-        pair.ours.send.write_inline(&[1; 8], remote, ControlFlags::COMPLETION).unwrap();
+        pair.ours
+            .send
+            .post(Write { local: Inline(&[1; 8]), remote }, ControlFlags::COMPLETION)
+            .unwrap();
     };
     write(&mut pair);
     pair.wait();
@@ -246,13 +271,19 @@ fn atomics_return_what_was_there() {
     target.store_u64(8, 40).unwrap();
     let local = result.region().segment(0, 8).unwrap();
     let remote = target.region().remote(8);
-    pair.ours.send.fetch_add(local, remote, 2, ControlFlags::COMPLETION).unwrap();
+    pair.ours.send.post(FetchAdd { local, remote, add: 2 }, ControlFlags::COMPLETION).unwrap();
     pair.wait();
     assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (40, 42));
-    pair.ours.send.compare_swap(local, remote, 42, 7, ControlFlags::COMPLETION).unwrap();
+    pair.ours
+        .send
+        .post(CompareSwap { local, remote, compare: 42, swap: 7 }, ControlFlags::COMPLETION)
+        .unwrap();
     pair.wait();
     assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (42, 7));
-    pair.ours.send.compare_swap(local, remote, 42, 9, ControlFlags::COMPLETION).unwrap();
+    pair.ours
+        .send
+        .post(CompareSwap { local, remote, compare: 42, swap: 9 }, ControlFlags::COMPLETION)
+        .unwrap();
     pair.wait();
     assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (7, 7));
     // Masked atomics of 4 bytes, if the device has them: no carry reaches the next word.
@@ -261,8 +292,11 @@ fn atomics_return_what_was_there() {
         target.store_u64(8, 0x1_ffff_fffe).unwrap();
         result.store_u64(0, 0).unwrap();
         let local = result.region().segment(0, 4).unwrap();
-        let add = MaskedAdd { operand: 3, field_boundary: 0 };
-        pair.ours.send.masked_fetch_add_32(local, remote, add, ControlFlags::COMPLETION).unwrap();
+        let add = MaskedAdd { operand: 3_u32, field_boundary: 0 };
+        pair.ours
+            .send
+            .post(MaskedFetchAdd { local, remote, operands: add }, ControlFlags::COMPLETION)
+            .unwrap();
         pair.wait();
         let [a, b, c, d, ..] = result.load_u64(0).unwrap().to_ne_bytes();
         assert_eq!(
@@ -282,11 +316,26 @@ fn sends_and_immediates_find_their_receive_wqe() {
     }
     pair.theirs.receive.publish();
     let send = &mut pair.ours.send;
-    send.send_inline(b"plain", ControlFlags::empty()).unwrap();
-    send.send_inline_immediate(b"with immediate", 0x0102_0304, ControlFlags::empty()).unwrap();
-    send.write_inline_immediate(b"written", target.region().remote(0), 77, ControlFlags::empty())
-        .unwrap();
-    send.send_inline_prefixed([9; 12], b"prefixed", ControlFlags::COMPLETION).unwrap();
+    send.post(Send(Inline(b"plain")), ControlFlags::empty()).unwrap();
+    send.post(
+        SendImmediate { local: Inline(b"with immediate"), immediate: 0x0102_0304 },
+        ControlFlags::empty(),
+    )
+    .unwrap();
+    send.post(
+        WriteImmediate {
+            local: Inline(b"written"),
+            remote: target.region().remote(0),
+            immediate: 77,
+        },
+        ControlFlags::empty(),
+    )
+    .unwrap();
+    send.post(
+        Send(Prefixed { prefix: [9; 12], payload: Inline(b"prefixed") }),
+        ControlFlags::COMPLETION,
+    )
+    .unwrap();
 
     let wanted: [(CompletionKind, &[u8]); 4] = [
         (CompletionKind::Receive, b"plain"),
@@ -324,7 +373,7 @@ fn short_messages_arrive_in_the_completion() {
             assert!(pair.theirs.receive.push(inbox.region().segment(0, 64).unwrap()));
             pair.theirs.receive.publish();
             let payload = bytes(length);
-            pair.ours.send.send_inline(&payload, ControlFlags::COMPLETION).unwrap();
+            pair.ours.send.post(Send(Inline(&payload)), ControlFlags::COMPLETION).unwrap();
             let completion = pair.wait_peer();
             pair.theirs.receive.reap();
             assert_eq!(
@@ -360,7 +409,7 @@ fn writes_with_immediates_take_receive_wqes_without_buffers() {
         let (flags, immediate) = (ControlFlags::COMPLETION, 0x8000_0001 + round as u32);
         let local = source.region().segment(0, length).unwrap();
         let remote = target.region().remote(0);
-        pair.ours.send.write_one_immediate(local, remote, immediate, flags).unwrap();
+        pair.ours.send.post(WriteImmediate { local, remote, immediate }, flags).unwrap();
         let got = pair.wait_peer();
         assert_eq!(got.kind, CompletionKind::WriteImmediate(immediate));
         assert_eq!(got.byte_count as usize, length);
@@ -393,7 +442,10 @@ fn a_connection_uses_the_enhancements_that_both_ends_support() {
     assert_eq!(pair.ours.enhancements(), supported);
     let target = pair.buffer(8, Access::all());
     let remote = target.region().remote(0);
-    pair.ours.send.write_inline(&[7; 8], remote, ControlFlags::COMPLETION).unwrap();
+    pair.ours
+        .send
+        .post(Write { local: Inline(&[7; 8]), remote }, ControlFlags::COMPLETION)
+        .unwrap();
     assert_eq!(pair.wait().kind, CompletionKind::Send);
     assert_eq!(target.load_u64(0).unwrap(), u64::from_ne_bytes([7; 8]));
     pair.ours.reset().unwrap();
@@ -404,7 +456,7 @@ fn a_connection_uses_the_enhancements_that_both_ends_support() {
 fn a_sender_waits_for_a_receive_wqe() {
     // Also the smallest receive ring, which the send ring follows.
     let mut pair = Pair::new(RcConfig::default().receive_entries(1));
-    pair.ours.send.send_inline(b"early", ControlFlags::COMPLETION).unwrap();
+    pair.ours.send.post(Send(Inline(b"early")), ControlFlags::COMPLETION).unwrap();
     if let Some(device) = &pair.device {
         let start = Instant::now();
         while device.counters().rnr_naks_sent == 0 {
@@ -430,26 +482,41 @@ fn mistakes_give_the_devices_own_syndrome() {
         ("a wrong remote key", Syndrome::RemoteAccess, |pair, target, _| {
             let mut remote = target.region().remote(0);
             remote.rkey = (remote.rkey.get() ^ 1).into();
-            pair.ours.send.write_inline_8([0; 8], remote, ControlFlags::empty()).map(drop)
+            pair.ours
+                .send
+                .post(Write { local: Word([0; 8]), remote }, ControlFlags::empty())
+                .map(drop)
         }),
         ("one byte past the end", Syndrome::RemoteAccess, |pair, target, _| {
             let remote = target.region().remote(target.region().len() - 7);
-            pair.ours.send.write_inline_8([0; 8], remote, ControlFlags::empty()).map(drop)
+            pair.ours
+                .send
+                .post(Write { local: Word([0; 8]), remote }, ControlFlags::empty())
+                .map(drop)
         }),
         ("no right to write", Syndrome::RemoteAccess, |pair, _, source| {
             pair.ours
                 .send
-                .write_inline_8([0; 8], source.region().remote(0), ControlFlags::empty())
+                .post(
+                    Write { local: Word([0; 8]), remote: source.region().remote(0) },
+                    ControlFlags::empty(),
+                )
                 .map(drop)
         }),
         ("a freed region", Syndrome::RemoteAccess, |pair, _, _| {
             let gone = pair.buffer(64, Access::all()).region().remote(0);
-            pair.ours.send.write_inline_8([0; 8], gone, ControlFlags::empty()).map(drop)
+            pair.ours
+                .send
+                .post(Write { local: Word([0; 8]), remote: gone }, ControlFlags::empty())
+                .map(drop)
         }),
         ("a wrong local key", Syndrome::LocalProtection, |pair, target, source| {
             let mut local = source.region().segment(0, 8).unwrap();
             local.lkey = (local.lkey.get() ^ 1).into();
-            pair.ours.send.write(local, target.region().remote(0), ControlFlags::empty()).map(drop)
+            pair.ours
+                .send
+                .post(Write { local, remote: target.region().remote(0) }, ControlFlags::empty())
+                .map(drop)
         }),
     ];
     let mut pair = Pair::new(RcConfig::default());
@@ -458,7 +525,7 @@ fn mistakes_give_the_devices_own_syndrome() {
     for (what, wanted, post) in mistakes {
         post(&mut pair, &target, &source).unwrap();
         for _ in 0..3 {
-            pair.ours.send.nop(signaled).unwrap();
+            pair.ours.send.post(Nop, signaled).unwrap();
         }
         assert_eq!(syndrome(pair.wait()), wanted, "{what}");
         for _ in 0..3 {
@@ -477,7 +544,10 @@ fn mistakes_give_the_devices_own_syndrome() {
         pair.theirs.reset().unwrap();
         while pair.peer_completions.poll().map(Polled::completion).is_some() {}
         pair.connect();
-        pair.ours.send.write_inline_8(*b"works on", target.region().remote(0), signaled).unwrap();
+        pair.ours
+            .send
+            .post(Write { local: Word(*b"works on"), remote: target.region().remote(0) }, signaled)
+            .unwrap();
         assert_eq!(pair.wait().kind, CompletionKind::Send, "{what}");
         let mut got = [0; 8];
         target.read(0, &mut got).unwrap();
@@ -495,7 +565,7 @@ fn an_error_state_flushes_both_queues() {
     pair.ours.receive.publish();
     pair.ours.to_error().unwrap();
     for _ in 0..7 {
-        pair.ours.send.nop(ControlFlags::empty()).unwrap();
+        pair.ours.send.post(Nop, ControlFlags::empty()).unwrap();
     }
     let (mut sent, mut received) = (0, 0);
     for _ in 0..12 {
@@ -524,7 +594,11 @@ fn a_drained_queue_pair_knows_what_was_executed_and_connects_again() {
                 value += 1;
                 let at = target.region().remote(if number == refused { 510 } else { 8 * number });
                 let data = value.to_ne_bytes();
-                let index = pair.ours.send.write_inline_8(data, at, ControlFlags::empty()).unwrap();
+                let index = pair
+                    .ours
+                    .send
+                    .post(Write { local: Word(data), remote: at }, ControlFlags::empty())
+                    .unwrap();
                 writes.push((index, value));
             }
             let mut completions = Vec::new();
@@ -564,7 +638,12 @@ fn a_drained_queue_pair_knows_what_was_executed_and_connects_again() {
     // A ring full of WQEs whose doorbell is deferred.
     let segment = target.region().segment(0, 8).unwrap();
     let remote = target.region().remote(8);
-    while pair.ours.send.write_deferred(segment, remote, ControlFlags::empty()).is_ok() {}
+    while pair
+        .ours
+        .send
+        .post_deferred(Write { local: segment, remote }, ControlFlags::empty())
+        .is_ok()
+    {}
     pair.ours.drain(&mut pair.completions, DEADLINE, |_| {}).unwrap();
     pair.theirs.drain(&mut pair.peer_completions, DEADLINE, |_| {}).unwrap();
     for end in [&mut pair.ours, &mut pair.theirs] {
@@ -572,7 +651,7 @@ fn a_drained_queue_pair_knows_what_was_executed_and_connects_again() {
     }
     pair.connect();
     let other = &mut pair.peer_completions;
-    pair.ours.send.nop(ControlFlags::COMPLETION).unwrap();
+    pair.ours.send.post(Nop, ControlFlags::COMPLETION).unwrap();
     let error = pair.ours.drain(other, Duration::from_millis(50), |_| {}).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "the wrong completion queue: {error}");
 }
@@ -582,7 +661,9 @@ fn a_drain_behind_completions_that_were_only_polled_says_what_is_missing() {
     let mut pair = Pair::new(RcConfig::default().send_blocks(16));
     let nowhere = pair.buffer(8, Access::all()).region().remote(0);
     let mut first = None;
-    while let Ok(index) = pair.ours.send.write_inline_8([1; 8], nowhere, ControlFlags::empty()) {
+    while let Ok(index) =
+        pair.ours.send.post(Write { local: Word([1; 8]), remote: nowhere }, ControlFlags::empty())
+    {
         first.get_or_insert(index);
     }
     let completions: Vec<Completion> = (0..16).map(|_| poll(&mut pair.completions)).collect();
@@ -599,8 +680,8 @@ fn a_drain_behind_completions_that_were_only_polled_says_what_is_missing() {
 /// What the page of the crate says about threads.
 #[test]
 fn objects_move_to_other_threads_and_errors_print_their_text() {
-    fn moves<T: Send>() {}
-    fn is_shared<T: Send + Sync>() {}
+    fn moves<T: core::marker::Send>() {}
+    fn is_shared<T: core::marker::Send + Sync>() {}
     is_shared::<Context>();
     is_shared::<ProtectionDomain>();
     is_shared::<barewire_mlx5::MemoryRegion>();
@@ -630,11 +711,13 @@ fn a_million_messages_through_a_small_ring() {
     while posted < messages {
         // Every 17th message is long, so that long WQEs occur at every position of the ring.
         let result = if posted % 17 == 0 {
-            pair.ours.send.write_inline(&long, target.region().remote(64), ControlFlags::empty())
+            pair.ours.send.post(
+                Write { local: Inline(&long), remote: target.region().remote(64) },
+                ControlFlags::empty(),
+            )
         } else {
-            pair.ours.send.write_inline_8(
-                posted.to_ne_bytes(),
-                target.region().remote(8),
+            pair.ours.send.post(
+                Write { local: Word(posted.to_ne_bytes()), remote: target.region().remote(8) },
                 ControlFlags::empty(),
             )
         };
@@ -648,7 +731,7 @@ fn a_million_messages_through_a_small_ring() {
         }
         assert!(start.elapsed() < VOLUME_DEADLINE, "{posted} messages posted");
     }
-    while pair.ours.send.nop(ControlFlags::COMPLETION).is_err() {
+    while pair.ours.send.post(Nop, ControlFlags::COMPLETION).is_err() {
         pair.wait();
     }
     while !pair.ours.send.is_idle() {
@@ -669,7 +752,7 @@ fn a_signal_period_beyond_the_ring_is_an_eighth_of_it() {
         let config = RcConfig::default().send_blocks(64).signal_period(period);
         let mut pair = Pair::new(config);
         for index in 0..200 {
-            while let Err(error) = pair.ours.send.nop(ControlFlags::empty()) {
+            while let Err(error) = pair.ours.send.post(Nop, ControlFlags::empty()) {
                 assert_eq!(error, PostError::QueueFull);
                 assert_eq!(pair.wait().wqe_counter % 8, 7, "{period}: {index}");
             }
@@ -739,13 +822,14 @@ fn posts_need_a_connection() {
     let mut pair = Pair::new(RcConfig::default());
     let there = pair.buffer(64, Access::all());
     let remote = there.region().to_remote().segment(0, 8).unwrap();
-    let post =
-        |pair: &mut Pair| pair.ours.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION);
+    let post = |pair: &mut Pair| {
+        pair.ours.send.post(Write { local: Word([7; 8]), remote }, ControlFlags::COMPLETION)
+    };
     pair.ours.reset().unwrap();
     pair.theirs.reset().unwrap();
     assert_eq!(post(&mut pair), Err(PostError::QueueFull));
     let line = [0; 64];
-    let long = pair.ours.send.write_inline_64(&line, remote, ControlFlags::COMPLETION);
+    let long = pair.ours.send.post(Write { local: Line(&line), remote }, ControlFlags::COMPLETION);
     assert_eq!(long, Err(PostError::QueueFull));
     let send = &pair.ours.send;
     assert!(send.is_idle() && send.room() == 0 && !send.is_open());
@@ -765,7 +849,7 @@ fn memory_of_the_caller_is_returned() {
     let mut pair = Pair::new(RcConfig::default());
     let there = Buffer::register(&pair.domain, vec![1; 100], Access::all()).unwrap();
     let remote = there.region().to_remote().segment(90, 8).unwrap();
-    pair.ours.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION).unwrap();
+    pair.ours.send.post(Write { local: Word([7; 8]), remote }, ControlFlags::COMPLETION).unwrap();
     assert_eq!(pair.wait().kind, CompletionKind::Send);
     assert_eq!(there.load_u8(90), Ok(7));
     let memory: Vec<u8> = there.into_inner().unwrap();
@@ -807,7 +891,7 @@ fn objects_may_be_dropped_in_any_order() {
                 let (mut ours, mut theirs) = (ours, theirs);
                 std::mem::swap(&mut ours.send, &mut theirs.send);
                 drop((theirs, completions, notifier, peer_completions, domain, buffer, context));
-                ours.send.nop(ControlFlags::empty()).unwrap();
+                ours.send.post(Nop, ControlFlags::empty()).unwrap();
             }
             _ => drop((
                 peer_completions,

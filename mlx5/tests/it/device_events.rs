@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::channel::{DeviceEvent, DeviceEvents};
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
+use barewire_mlx5::request::{Inline, Write};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain,
     QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
@@ -51,7 +52,10 @@ fn the_passive_side_of_a_refused_write_learns_of_it() {
     // A region without remote rights.
     let target = Buffer::allocate(&domain, 4096, Access::LOCAL_WRITE).unwrap();
     let remote = target.region().remote(0);
-    active.send.write_inline(b"refused", remote, ControlFlags::COMPLETION).unwrap();
+    active
+        .send
+        .post(Write { local: Inline(b"refused"), remote }, ControlFlags::COMPLETION)
+        .unwrap();
     assert_eq!(wait(&*events), DeviceEvent::QueuePairAccess(passive.number()));
     // Each receiver of events gets all of them, also if another has read the kernel's channel.
     assert_eq!(wait(&*others), DeviceEvent::QueuePairAccess(passive.number()));

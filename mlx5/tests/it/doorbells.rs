@@ -9,6 +9,7 @@ use barewire_mlx5::doorbell::{
     BlueFlame, BlueFlameFlush, BlueFlameShared, Choose, Doorbell, PlainDoorbell, Wide16, Width,
     choose,
 };
+use barewire_mlx5::request::{Inline, Nop, Segments, Word, Write};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain,
     RcConfig, RcPath, RcQueuePair, Uar, hca,
@@ -51,7 +52,10 @@ impl<D: Doorbell> Side<D> {
                 let remote = target.region().remote(at);
                 self.pair
                     .send
-                    .write_inline(&payload[..length], remote, ControlFlags::COMPLETION)
+                    .post(
+                        Write { local: Inline(&payload[..length]), remote },
+                        ControlFlags::COMPLETION,
+                    )
                     .unwrap();
                 self.wait();
                 let mut got = vec![0; length];
@@ -60,13 +64,16 @@ impl<D: Doorbell> Side<D> {
             }
             let local = source.region().segment(0, 16).unwrap();
             let remote = target.region().remote(at);
-            self.pair.send.write_gather(&[local; 16], remote, ControlFlags::COMPLETION).unwrap();
+            self.pair
+                .send
+                .post(Write { local: Segments(&[local; 16]), remote }, ControlFlags::COMPLETION)
+                .unwrap();
             self.wait();
             let mut batch = self.pair.send.batch();
             for _ in 0..8 {
-                batch.write_inline_8([9; 8], remote, ControlFlags::empty()).unwrap();
+                batch.post(Write { local: Word([9; 8]), remote }, ControlFlags::empty()).unwrap();
             }
-            batch.nop(ControlFlags::COMPLETION).unwrap();
+            batch.post(Nop, ControlFlags::COMPLETION).unwrap();
             drop(batch);
             self.wait();
             self.defer(target, at);
@@ -78,11 +85,12 @@ impl<D: Doorbell> Side<D> {
         let (remote, local) = (target.region().remote(at), target.region().segment(at, 8).unwrap());
         let send = &mut self.pair.send;
         for _ in 0..3 {
-            send.write_deferred(local, remote, ControlFlags::empty()).unwrap();
-            send.write_inline_deferred(&[7; 100], remote, ControlFlags::empty()).unwrap();
+            send.post_deferred(Write { local, remote }, ControlFlags::empty()).unwrap();
+            send.post_deferred(Write { local: Inline(&[7; 100]), remote }, ControlFlags::empty())
+                .unwrap();
         }
         send.request_completion();
-        send.write_deferred(local, remote, ControlFlags::empty()).unwrap();
+        send.post_deferred(Write { local, remote }, ControlFlags::empty()).unwrap();
         send.announce();
         self.wait();
         // There is nothing to announce.

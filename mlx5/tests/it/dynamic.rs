@@ -6,8 +6,12 @@ use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::dc::{Initiator, InitiatorConfig, Peer, Target, TargetConfig};
 use barewire_mlx5::layouts::cqe::Syndrome;
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwap};
+use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS};
 use barewire_mlx5::queue::shared_receive::{Cyclic, List, SharedReceiveQueue, Topology};
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap,
+    Prefixed, Read, Segments, Send, Word, Write,
+};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
     DataSegment, Error, PostError, ProtectionDomain, QpState, RemoteAddressSegment, Uar, hca,
@@ -87,20 +91,47 @@ fn every_operation_reaches_the_target() {
     here.write(0, &[5; 16]).unwrap();
 
     let queue = &mut initiator.send;
-    queue.towards(&to).write_inline_8([1; 8], remote(0), SIGNALED).unwrap();
-    queue.towards(&to).write_inline(&[2; 100], remote(8), SIGNALED).unwrap();
+    queue.towards(&to).post(Write { local: Word([1; 8]), remote: remote(0) }, SIGNALED).unwrap();
+    queue
+        .towards(&to)
+        .post(Write { local: Inline(&[2; 100]), remote: remote(8) }, SIGNALED)
+        .unwrap();
     let pieces = [local(&here, 0, 3), local(&here, 8, 0), local(&here, 8, 4)];
-    queue.towards(&to).write_gather(&pieces, remote(108), SIGNALED).unwrap();
-    queue.towards(&to).read_scatter(&[local(&here, 16, 4)], remote(6), SIGNALED).unwrap();
-    queue.towards(&to).fetch_add(local(&here, 24, 8), remote(128), 3, SIGNALED).unwrap();
-    queue.towards(&to).compare_swap(local(&here, 32, 8), remote(128), 10, 20, SIGNALED).unwrap();
+    queue
+        .towards(&to)
+        .post(Write { local: Segments(&pieces), remote: remote(108) }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(Read { local: Segments(&[local(&here, 16, 4)]), remote: remote(6) }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(FetchAdd { local: local(&here, 24, 8), remote: remote(128), add: 3 }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(
+            CompareSwap { local: local(&here, 32, 8), remote: remote(128), compare: 10, swap: 20 },
+            SIGNALED,
+        )
+        .unwrap();
     let swap = MaskedSwap { compare: 20, compare_mask: u64::MAX, swap: 9, swap_mask: u64::MAX };
     let result = local(&here, 40, 8);
-    queue.towards(&to).masked_compare_swap_64(result, remote(128), swap, SIGNALED).unwrap();
+    queue
+        .towards(&to)
+        .post(MaskedCompareSwap { local: result, remote: remote(128), operands: swap }, SIGNALED)
+        .unwrap();
     let add = MaskedAdd { operand: 1_u64, field_boundary: 0 };
     let result = local(&here, 48, 8);
-    queue.towards(&to).masked_fetch_add_64(result, remote(128), add, SIGNALED).unwrap();
-    queue.towards(&to).send_inline_prefixed_8([8; 12], [9; 8], SIGNALED).unwrap();
+    queue
+        .towards(&to)
+        .post(MaskedFetchAdd { local: result, remote: remote(128), operands: add }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(Send(Prefixed { prefix: [8; 12], payload: Word([9; 8]) }), SIGNALED)
+        .unwrap();
     let (mut sent, mut received) = (0, None);
     while sent < 9 || received.is_none() {
         let done = node.wait();
@@ -142,8 +173,16 @@ fn a_failed_initiator_is_reset() {
     let good = initiator.destination(&good).unwrap();
     let remote = there.region().remote(0);
     for _ in 0..2 {
-        initiator.send.towards(&wrong).write_inline(b"wrong", remote, SIGNALED).unwrap();
-        initiator.send.towards(&good).write_inline(b"flush", remote, SIGNALED).unwrap();
+        initiator
+            .send
+            .towards(&wrong)
+            .post(Write { local: Inline(b"wrong"), remote }, SIGNALED)
+            .unwrap();
+        initiator
+            .send
+            .towards(&good)
+            .post(Write { local: Inline(b"flush"), remote }, SIGNALED)
+            .unwrap();
         let codes: [_; 2] = core::array::from_fn(|_| match node.wait().kind {
             CompletionKind::SendError(failure) => failure.syndrome(),
             other => panic!("{other:?}"),
@@ -153,7 +192,11 @@ fn a_failed_initiator_is_reset() {
         assert_eq!(initiator.state().unwrap(), QpState::Err);
         initiator.reset().unwrap();
         assert_eq!(initiator.state().unwrap(), QpState::Rts);
-        initiator.send.towards(&good).write_inline(b"right", remote, SIGNALED).unwrap();
+        initiator
+            .send
+            .towards(&good)
+            .post(Write { local: Inline(b"right"), remote }, SIGNALED)
+            .unwrap();
         let done = node.wait();
         assert_eq!(done.kind, CompletionKind::Send);
         initiator.send.reap(done.wqe_counter);
@@ -187,7 +230,8 @@ fn a_list_that_grows_posts_its_buffers_again() {
     let (mut sent, mut received, mut kept) = (0_u32, 0_u32, Vec::new());
     while received < MESSAGES {
         while sent < MESSAGES && sent - received < 16 {
-            let post = initiator.send.towards(&to).send_inline(&sent.to_le_bytes(), SIGNALED);
+            let post =
+                initiator.send.towards(&to).post(Send(Inline(&sent.to_le_bytes())), SIGNALED);
             if post.is_err() {
                 break;
             }
@@ -280,19 +324,27 @@ fn limits_of_posts() {
     assert_eq!((AddressVector::MAX_SEND_SEGMENTS, AddressVector::MAX_RDMA_SEGMENTS), (12, 11));
     let queue = &mut initiator.send;
     let long = Err(PostError::TooLong);
-    assert_eq!(queue.towards(&to).write_inline(&[0; 173], remote, SIGNALED), long);
-    assert_eq!(queue.towards(&to).send_inline(&[0; 189], SIGNALED), long);
-    assert_eq!(queue.towards(&to).send_inline_prefixed([0; 12], &[0; 177], SIGNALED), long);
+    assert_eq!(queue.towards(&to).post(Write { local: Inline(&[0; 173]), remote }, SIGNALED), long);
+    assert_eq!(queue.towards(&to).post(Send(Inline(&[0; 189])), SIGNALED), long);
+    assert_eq!(
+        queue
+            .towards(&to)
+            .post(Send(Prefixed { prefix: [0; 12], payload: Inline(&[0; 177]) }), SIGNALED),
+        long
+    );
     let many = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
-    assert_eq!(queue.towards(&to).send_gather(&many, SIGNALED), long);
+    assert_eq!(queue.towards(&to).post(Send(Segments(&many)), SIGNALED), long);
     assert_eq!(queue.room(), 16);
     for round in 0..20_u8 {
         let queue = &mut initiator.send;
         for _ in 0..4 {
-            queue.towards(&to).write_inline(&[round; 172], remote, SIGNALED).unwrap();
+            queue
+                .towards(&to)
+                .post(Write { local: Inline(&[round; 172]), remote }, SIGNALED)
+                .unwrap();
         }
         let full = Err(PostError::QueueFull);
-        assert_eq!(queue.towards(&to).write_inline_8([0; 8], remote, SIGNALED), full);
+        assert_eq!(queue.towards(&to).post(Write { local: Word([0; 8]), remote }, SIGNALED), full);
         for _ in 0..4 {
             let done = node.wait();
             assert_eq!(done.kind, CompletionKind::Send);
@@ -300,7 +352,7 @@ fn limits_of_posts() {
         }
         assert_eq!(bytes(&there, 0), [round; 172]);
         // Moves the start by an odd number of blocks of two.
-        initiator.send.towards(&to).write_inline_8([0; 8], remote, SIGNALED).unwrap();
+        initiator.send.towards(&to).post(Write { local: Word([0; 8]), remote }, SIGNALED).unwrap();
         let done = node.wait();
         initiator.send.reap(done.wqe_counter);
     }
@@ -330,7 +382,11 @@ fn a_stream_in_error_is_reset_alone() {
         (6, good, None),
     ] {
         let to = to.on_stream(stream);
-        initiator.send.towards(&to).write_inline(b"12345678", remote, SIGNALED).unwrap();
+        initiator
+            .send
+            .towards(&to)
+            .post(Write { local: Inline(b"12345678"), remote }, SIGNALED)
+            .unwrap();
         let done = a.wait();
         initiator.send.reap(done.wqe_counter);
         let found = match done.kind {
@@ -344,7 +400,11 @@ fn a_stream_in_error_is_reset_alone() {
     initiator.reset_stream(0x107).unwrap();
     for (stream, remote) in [(7, good), (7, bad), (5, bad)] {
         let to = to.on_stream(stream);
-        initiator.send.towards(&to).write_inline(b"12345678", remote, SIGNALED).unwrap();
+        initiator
+            .send
+            .towards(&to)
+            .post(Write { local: Inline(b"12345678"), remote }, SIGNALED)
+            .unwrap();
         initiator.send.reap(a.wait().wqe_counter);
     }
     // Two streams in error stop it.

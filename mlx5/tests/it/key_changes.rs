@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::cqe::Syndrome;
 use barewire_mlx5::memory::{Interleaved, View, Window};
+use barewire_mlx5::request::{Read, Write};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, MemoryRegion,
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, hca,
@@ -249,9 +250,9 @@ fn run(owner: &Context, peer: &Context, steps: usize, seed: u64) {
                 let sent: Vec<u8> = (0..length).map(|_| random.below(256) as u8).collect();
                 if writes {
                     result.write(0, &sent).unwrap();
-                    queue.write(local, remote, DONE).unwrap();
+                    queue.post(Write { local, remote }, DONE).unwrap();
                 } else {
-                    queue.read(local, remote, DONE).unwrap();
+                    queue.post(Read { local, remote }, DONE).unwrap();
                 }
                 let wanted = if allowed { Ok(()) } else { Err(Syndrome::RemoteAccess) };
                 let what = format!("{length} bytes, stale {is_stale}, outside {is_outside}");

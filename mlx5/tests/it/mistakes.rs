@@ -5,7 +5,6 @@ use crate::plain;
 use crate::recording;
 use crate::replay;
 
-#[cfg(feature = "soft")]
 use barewire_mlx5::doorbell::BlueFlame;
 use barewire_mlx5::layouts::be::Be32;
 use barewire_mlx5::layouts::cqe::compressed::MiniFormat;
@@ -16,6 +15,8 @@ use barewire_mlx5::queue::send::{MAX_SEND_INLINE, MAX_WRITE_INLINE};
 use barewire_mlx5::queue::shared_receive::{
     List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes,
 };
+#[cfg(feature = "soft")]
+use barewire_mlx5::request::{Inline, Nop, Prefixed, Send, SendInvalidate, Write, WriteImmediate};
 use barewire_mlx5::{
     CompletionKind, CompletionQueue, ControlFlags, DataSegment, Polled, PostError,
     RemoteAddressSegment,
@@ -30,7 +31,7 @@ fn mistake_01_what_is_pushed_lies_in_the_ring_too() {
     let remote = RemoteAddressSegment::new(0x1000, 7);
     let mut plain = PlainQueue::new(5, 16, 2);
     plain.fill(0xee);
-    plain.queue.write_inline(&[3; 100], remote, ControlFlags::COMPLETION).unwrap();
+    plain.queue.post(Write { local: Inline(&[3; 100]), remote }, ControlFlags::COMPLETION).unwrap();
     let wqe = 32 + 4 + 100;
     assert_eq!(plain.ring(0, wqe), plain.register()[..wqe]);
 
@@ -38,7 +39,7 @@ fn mistake_01_what_is_pushed_lies_in_the_ring_too() {
     plain.fill(0xee);
     let mut batch = plain.queue.batch();
     for value in 0..4 {
-        batch.write_inline(&[value; 8], remote, ControlFlags::COMPLETION).unwrap();
+        batch.post(Write { local: Inline(&[value; 8]), remote }, ControlFlags::COMPLETION).unwrap();
     }
     drop(batch);
     let register = plain.register();
@@ -82,7 +83,10 @@ fn mistake_03_a_wqe_over_the_rings_end_is_pushed_whole() {
         plain.advance(before);
         plain.fill(0xee);
         let flags = ControlFlags::COMPLETION;
-        plain.queue.write_inline(&payload, RemoteAddressSegment::new(1, 2), flags).unwrap();
+        plain
+            .queue
+            .post(Write { local: Inline(&payload), remote: RemoteAddressSegment::new(1, 2) }, flags)
+            .unwrap();
         let register = plain.register();
         let half = if register[0] == 0xee { 256 } else { 0 };
         assert_eq!(plain.posted(), register[half..half + 256], "from block {before}");
@@ -145,7 +149,7 @@ fn mistake_05_compressed_blocks_go_on_and_on() {
 #[test]
 fn mistake_06_errors_of_unsignalled_wqes_are_told() {
     let mut plain = PlainQueue::new(5, 16, 2);
-    let index = plain.queue.nop(ControlFlags::empty()).unwrap();
+    let index = plain.queue.post(Nop, ControlFlags::empty()).unwrap();
     assert!(!plain.queue.last_is_signaled());
     let mut device = Device::<Cqe64>::new(4);
     // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
@@ -311,19 +315,28 @@ fn mistake_11_inline_lengths_are_checked() {
     let long = vec![0; 1 << 20];
     for length in [MAX_WRITE_INLINE + 1, 1000, 1008, 1024, 4096, long.len()] {
         assert_eq!(
-            plain.queue.write_inline(&long[..length], remote, flags),
+            plain.queue.post(Write { local: Inline(&long[..length]), remote }, flags),
             Err(PostError::TooLong)
         );
         assert_eq!(
-            plain.queue.write_inline_immediate(&long[..length], remote, 0, flags),
+            plain.queue.post(
+                WriteImmediate { local: Inline(&long[..length]), remote, immediate: 0 },
+                flags
+            ),
             Err(PostError::TooLong)
         );
     }
-    assert_eq!(plain.queue.send_inline(&long, flags), Err(PostError::TooLong));
-    assert_eq!(plain.queue.send_inline_invalidate(&long, 0, flags), Err(PostError::TooLong));
-    assert_eq!(plain.queue.send_inline_prefixed([0; 12], &long, flags), Err(PostError::TooLong));
+    assert_eq!(plain.queue.post(Send(Inline(&long)), flags), Err(PostError::TooLong));
+    assert_eq!(
+        plain.queue.post(SendInvalidate { local: Inline(&long), rkey: 0 }, flags),
+        Err(PostError::TooLong)
+    );
+    assert_eq!(
+        plain.queue.post(Send(Prefixed { prefix: [0; 12], payload: Inline(&long) }), flags),
+        Err(PostError::TooLong)
+    );
     for length in 0..=MAX_SEND_INLINE {
-        plain.queue.send_inline(&long[..length], flags).unwrap();
+        plain.queue.post(Send(Inline(&long[..length])), flags).unwrap();
         let units = 1 + if length == 0 { 0 } else { (4 + length).div_ceil(16) };
         let wqe = plain.posted();
         assert_eq!(usize::from(wqe[7]), units, "{length} bytes");
@@ -364,7 +377,7 @@ fn static_assertions() {
     }
     impl<T> OnThread<()> for T {}
     struct Leaves;
-    impl<T: Send> OnThread<Leaves> for T {}
+    impl<T: core::marker::Send> OnThread<Leaves> for T {}
     // Ambiguous, and a compile error, if a send queue were `Send`.
     <barewire_mlx5::SendQueue as OnThread<_>>::check();
     <CompletionQueue as OnThread<Leaves>>::check();

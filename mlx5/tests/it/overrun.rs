@@ -15,6 +15,7 @@ use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::shared_receive::{
     List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes,
 };
+use barewire_mlx5::request::{Inline, Word, Write};
 use barewire_mlx5::{CompletionQueue, DataSegment};
 use zerocopy::transmute;
 
@@ -229,9 +230,13 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
         while start.elapsed() < Duration::from_millis(10)
             || (taken == 0 && start.elapsed() < DEADLINE)
         {
-            let mut last = pair.send.write_inline(&[7; 24], remote, ControlFlags::COMPLETION);
+            let mut last =
+                pair.send.post(Write { local: Inline(&[7; 24]), remote }, ControlFlags::COMPLETION);
             for _ in 0..8 {
-                last = pair.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION).or(last);
+                last = pair
+                    .send
+                    .post(Write { local: Word([7; 8]), remote }, ControlFlags::COMPLETION)
+                    .or(last);
                 let _ = pair.receive.push(segment);
                 pair.receive.reap();
             }

@@ -12,6 +12,7 @@ use barewire_mlx5::queue::completion::{Layout, Slot};
 use barewire_mlx5::queue::shared_receive::{
     Cyclic, List, SharedReceiveParts, SharedReceiveQueue, Topology, wqe_bytes,
 };
+use barewire_mlx5::request::{Inline, Nop, Segments, Send, Write};
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, PostError, RemoteAddressSegment, SendQueue,
     WqeIndex,
@@ -102,13 +103,15 @@ fn run(plain: &mut PlainQueue, oracle: &mut Oracle, step: &Step) -> Result<(), T
     match step {
         Step::Write { length, signaled } => {
             let wanted = oracle.post(inline_units(2, *length), *signaled);
-            let got = plain.queue.write_inline(&vec![7; *length], remote, flags(*signaled));
+            let got = plain
+                .queue
+                .post(Write { local: Inline(&vec![7; *length]), remote }, flags(*signaled));
             prop_assert_eq!(got, wanted);
         }
         Step::Gather { segments, signaled } => {
             let wanted = oracle.post(2 + *segments as u32, *signaled);
             let local = vec![DataSegment::new(1, 2, 3); *segments];
-            let got = plain.queue.write_gather(&local, remote, flags(*signaled));
+            let got = plain.queue.post(Write { local: Segments(&local), remote }, flags(*signaled));
             prop_assert_eq!(got, wanted);
         }
         Step::Batch(lengths) => {
@@ -116,7 +119,7 @@ fn run(plain: &mut PlainQueue, oracle: &mut Oracle, step: &Step) -> Result<(), T
             for length in lengths {
                 let wanted = oracle.post(inline_units(1, *length), false);
                 prop_assert_eq!(
-                    batch.send_inline(&vec![7; *length], ControlFlags::empty()),
+                    batch.post(Send(Inline(&vec![7; *length])), ControlFlags::empty()),
                     wanted
                 );
             }
@@ -244,7 +247,7 @@ proptest! {
             Oracle { blocks, period, producer: start, posted: VecDeque::new(), long: (u32::MAX, 0), freed: start };
         // The state after the NOPs that advanced the queue, the last of which may not have
         // requested a completion.
-        plain.queue.nop(ControlFlags::COMPLETION).unwrap();
+        plain.queue.post(Nop, ControlFlags::COMPLETION).unwrap();
         oracle.post(1, true).unwrap();
         for step in &steps {
             run(&mut plain, &mut oracle, step)?;

@@ -2,6 +2,7 @@
 //! under way.
 
 use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::request::{Read, Word, Write};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
@@ -66,7 +67,9 @@ fn late_packets_of_the_connection_before_a_reset_write_nothing() {
         let values = (first..).take(WRITES);
         let mut one = |(slot, value): (usize, u64)| {
             let remote = memory.region().remote(8 * slot);
-            ours.pair.send.write_inline_8(value.to_ne_bytes(), remote, ControlFlags::COMPLETION)
+            ours.pair
+                .send
+                .post(Write { local: Word(value.to_ne_bytes()), remote }, ControlFlags::COMPLETION)
         };
         values.enumerate().map(|pair| one(pair).unwrap()).collect::<Vec<_>>()
     };
@@ -126,7 +129,9 @@ fn a_peer_writes_nothing_after_its_queue_pair_is_reset_failed_or_dropped() {
         let mut posted = Vec::new();
         for _ in 0..WRITES {
             let remote = memory.region().remote(0);
-            posted.push(ours.pair.send.write(local, remote, ControlFlags::COMPLETION).unwrap());
+            posted.push(
+                ours.pair.send.post(Write { local, remote }, ControlFlags::COMPLETION).unwrap(),
+            );
         }
         let mut passes = 0..PASSES;
         while memory.load_u8(0).unwrap() != 7 {
@@ -160,7 +165,10 @@ fn late_responses_do_not_write_to_the_buffers_of_flushed_reads() {
     connect(&mut ours, &mut theirs);
     for slot in 0..WRITES {
         let local = sink.region().segment(8 * slot, 8).unwrap();
-        ours.pair.send.read(local, memory.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        ours.pair
+            .send
+            .post(Read { local, remote: memory.region().remote(0) }, ControlFlags::COMPLETION)
+            .unwrap();
     }
     let mut passes = 0..PASSES;
     while theirs.device.counters().fault_delayed == 0 {

@@ -12,6 +12,7 @@ use barewire_mlx5::layouts::command::qp::{AddressPath, Mtu, Qpc, QueryQpIn, Quer
 use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
+use barewire_mlx5::request::{Inline, Nop, Write, WriteImmediate};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Enhancements, Error,
     Initiator, InitiatorConfig, Polled, Port, PortOptions, ProtectionDomain, RcAddress, RcConfig,
@@ -91,7 +92,10 @@ impl Loop {
             .map(|domain| Buffer::allocate(domain, 10_000, Access::all()).unwrap());
         source.write(0, &[7; 10_000]).unwrap();
         let local = source.region().segment(0, 10_000).unwrap();
-        self.pair.send.write(local, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        self.pair
+            .send
+            .post(Write { local, remote: target.region().remote(0) }, ControlFlags::COMPLETION)
+            .unwrap();
         self.wait();
         let mut got = vec![0; 10_000];
         target.read(0, &mut got).unwrap();
@@ -106,7 +110,7 @@ impl Loop {
         source.write(0, &bytes).unwrap();
         let local = source.region().segment(0, length).unwrap();
         let remote = target.region().remote(0);
-        self.pair.send.write(local, remote, ControlFlags::COMPLETION).unwrap();
+        self.pair.send.post(Write { local, remote }, ControlFlags::COMPLETION).unwrap();
         self.wait();
         let mut got = vec![0; length];
         target.read(0, &mut got).unwrap();
@@ -303,8 +307,8 @@ fn pages_without_write_combining_get_plain_doorbells() {
         pair.write(length);
     }
     let mut batch = pair.pair.send.batch();
-    batch.nop(ControlFlags::empty()).unwrap();
-    batch.nop(ControlFlags::COMPLETION).unwrap();
+    batch.post(Nop, ControlFlags::empty()).unwrap();
+    batch.post(Nop, ControlFlags::COMPLETION).unwrap();
     drop(batch);
     pair.wait();
     let page = pair.device.uar_page(pair.query(|qpc| qpc.get(Qpc::UAR_PAGE))).unwrap();
@@ -326,8 +330,8 @@ fn deferred_writes_wait_for_the_doorbell_of_a_later_one() {
     let (local, remote) = (buffer.region().segment(0, 8).unwrap(), buffer.region().remote(0));
     let defer_two = |pair: &mut Loop| {
         let send = &mut pair.pair.send;
-        send.write_deferred(local, remote, ControlFlags::empty()).unwrap();
-        send.write_deferred(local, remote, ControlFlags::COMPLETION).unwrap();
+        send.post_deferred(Write { local, remote }, ControlFlags::empty()).unwrap();
+        send.post_deferred(Write { local, remote }, ControlFlags::COMPLETION).unwrap();
         while pair.device.step() {}
         assert!(pair.completions.is_empty(), "the device has seen them");
     };
@@ -339,7 +343,7 @@ fn deferred_writes_wait_for_the_doorbell_of_a_later_one() {
     assert!(pair.pair.receive.push_empty());
     pair.pair.receive.publish();
     let flags = ControlFlags::COMPLETION;
-    pair.pair.send.write_one_immediate_last(local, remote, 5, flags).unwrap();
+    pair.pair.send.post_last(WriteImmediate { local, remote, immediate: 5 }, flags).unwrap();
     while pair.device.step() {}
     let mut immediates = Vec::new();
     while let Some(polled) = pair.completions.poll() {
@@ -376,7 +380,9 @@ fn queue_pairs_of_a_register_write_its_halves_in_turn() {
     for _ in 0..10 {
         for pair in &mut pairs {
             let nobody = RemoteAddressSegment::new(0x1234, 0x5600);
-            pair.send.write_inline(&[], nobody, ControlFlags::COMPLETION).unwrap();
+            pair.send
+                .post(Write { local: Inline(&[]), remote: nobody }, ControlFlags::COMPLETION)
+                .unwrap();
             while device.step() {}
             assert_eq!(completions.poll().unwrap().completion().kind, CompletionKind::Send);
         }

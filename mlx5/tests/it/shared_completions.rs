@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::doorbell::BlueFlameShared;
+use barewire_mlx5::request::{Inline, Write};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, ControlFlags, Polled,
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, setup,
@@ -20,7 +21,9 @@ fn work(
     inbox: &Receiver<Completion>,
 ) -> ([bool; 2], bool) {
     let write = |pair: &mut RcQueuePair<BlueFlameShared>, to| {
-        pair.send.write_inline(b"barewire", to, ControlFlags::COMPLETION).unwrap()
+        pair.send
+            .post(Write { local: Inline(b"barewire"), remote: to }, ControlFlags::COMPLETION)
+            .unwrap()
     };
     let posted = [target, RemoteAddressSegment::new(0x1000, 0x1234)].map(|to| write(&mut pair, to));
     let first = inbox.recv_timeout(TIMEOUT).unwrap();

@@ -15,6 +15,7 @@ use barewire_mlx5::layouts::cqe::{Cqe64, CqeOpcode, PacketFields, StrideCount, S
 use barewire_mlx5::queue::shared_receive::{
     List, SharedReceiveParts, SharedReceiveQueue, Strides, StridingReceiveQueue, wqe_bytes,
 };
+use barewire_mlx5::request::Send;
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Mtu,
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, ReceiveQueue, Uar, hca,
@@ -293,7 +294,7 @@ fn messages_of_two_senders_share_buffers() {
                 let pair = posted % 2;
                 let (at, length) = (random.usize(..1 << 15), 1 + random.usize(..6000));
                 let segment = source.region().segment(at, length).unwrap();
-                pairs[pair].0.send.send(segment, ControlFlags::COMPLETION).unwrap();
+                pairs[pair].0.send.post(Send(segment), ControlFlags::COMPLETION).unwrap();
                 sent[pair].push(contents[at..at + length].to_vec());
                 posted += 1;
             }
@@ -344,7 +345,7 @@ fn a_packet_that_exceeds_a_stride_fails_its_queue_pair() {
     let (mut sender, receiver) = node.pair();
     let source = Buffer::allocate(&node.domain, 1024, Access::all()).unwrap();
     let segment = source.region().segment(0, 257).unwrap();
-    sender.send.send(segment, ControlFlags::COMPLETION).unwrap();
+    sender.send.post(Send(segment), ControlFlags::COMPLETION).unwrap();
     let deadline = Instant::now() + Duration::from_mins(1);
     let failed = loop {
         assert!(Instant::now() < deadline, "no error");

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::cqe::Syndrome;
 use barewire_mlx5::memory::{ChangeError, Interleaved, View};
+use barewire_mlx5::request::{Inline, Read, SendInvalidate, Write};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
     DataSegment, Error, MemoryConfig, PostError, ProtectionDomain, RcConfig, RcPath, RcQueuePair,
@@ -121,13 +122,13 @@ impl Node {
     }
 
     fn put(&mut self, bytes: &[u8], remote: RemoteAddressSegment) -> Result<(), Syndrome> {
-        self.peer.send.write_inline(bytes, remote, DONE).unwrap();
+        self.peer.send.post(Write { local: Inline(bytes), remote }, DONE).unwrap();
         self.outcome()
     }
 
     /// The peer reads.
     fn read(&mut self, into: DataSegment, remote: RemoteAddressSegment) -> Result<(), Syndrome> {
-        self.peer.send.read(into, remote, DONE).unwrap();
+        self.peer.send.post(Read { local: into, remote }, DONE).unwrap();
         self.outcome()
     }
 }
@@ -150,7 +151,7 @@ fn memory_is_found_at_its_own_addresses() {
         let there = node.buffer(64);
         let local = memory.region().segment(4096, 8).unwrap();
         assert_eq!(local.address.get(), 0x7_0000_1000);
-        node.pair.send.write(local, there.region().remote(0), DONE).unwrap();
+        node.pair.send.post(Write { local, remote: there.region().remote(0) }, DONE).unwrap();
         node.done();
         assert_eq!(bytes(&there, 0), [3; 8]);
 
@@ -285,7 +286,10 @@ fn a_peer_gives_its_access_back() {
         let remote = window.remote().unwrap();
         assert!(node.pair.receive.push(memory.region().segment(1024, 64).unwrap()));
         node.pair.receive.publish();
-        node.peer.send.send_inline_invalidate(b"bye", remote.key, DONE).unwrap();
+        node.peer
+            .send
+            .post(SendInvalidate { local: Inline(b"bye"), rkey: remote.key }, DONE)
+            .unwrap();
         let mut invalidated = None;
         for _ in 0..2 {
             match node.wait().kind {
@@ -379,7 +383,7 @@ fn a_peer_ends_only_its_own_window() {
             node.connect_by(ends.map(|end| RcPath::to(&end).ack_timeout(12)));
             assert!(node.pair.receive.push(region.segment(1024, 64).unwrap()));
             node.pair.receive.publish();
-            node.peer.send.send_inline_invalidate(b"bye", key, DONE).unwrap();
+            node.peer.send.post(SendInvalidate { local: Inline(b"bye"), rkey: key }, DONE).unwrap();
             // The owner's receive has an error, and its queue pair does not respond any more
             // (IBTA 9.9.3, class J).
             let mut silent = false;
@@ -455,7 +459,10 @@ fn joined_ranges_are_one() {
         assert_eq!(view.len(), 14);
         // Gathered by a write, and by the peer's read.
         let gathered = view.segment(0, 14).unwrap();
-        node.pair.send.write(gathered, result.region().remote(0), AFTER).unwrap();
+        node.pair
+            .send
+            .post(Write { local: gathered, remote: result.region().remote(0) }, AFTER)
+            .unwrap();
         node.done();
         assert_eq!(&bytes::<14>(&result, 0), b"twofiveonefour");
         node.read(result.region().segment(20, 5).unwrap(), view.remote(5)).unwrap();
@@ -489,7 +496,7 @@ fn a_column_of_a_matrix_is_one_range() {
         node.done();
         assert_eq!(view.len(), SIDE as u64 * 4);
         let local = view.segment(0, SIDE as u32 * 4).unwrap();
-        node.pair.send.write(local, column.region().remote(0), AFTER).unwrap();
+        node.pair.send.post(Write { local, remote: column.region().remote(0) }, AFTER).unwrap();
         node.done();
         for row in 0..SIDE {
             assert_eq!(u32::from_ne_bytes(bytes(&column, row * 4)), (row * SIDE + 3) as u32);
@@ -500,7 +507,7 @@ fn a_column_of_a_matrix_is_one_range() {
         view.interleave(&mut node.pair.send, Access::all(), &pair, 8, DONE).unwrap();
         node.done();
         let from = column.region().segment(0, 64).unwrap();
-        node.pair.send.write(from, view.remote(0), AFTER).unwrap();
+        node.pair.send.post(Write { local: from, remote: view.remote(0) }, AFTER).unwrap();
         node.done();
         for row in 0..8 {
             let word =

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::cqe::Syndrome;
 use barewire_mlx5::layouts::wqe::XrcSegment;
-use barewire_mlx5::queue::send::{Destination, MaskedAdd};
+use barewire_mlx5::queue::send::Destination;
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Inline, MaskedAdd, MaskedFetchAdd, Read, Segments, Send, Word, Write,
+};
 use barewire_mlx5::xrc::{Domain, Initiator, Receiver, Target};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
@@ -105,13 +108,13 @@ fn messages_arrive_at_the_receiver_that_they_name() {
         receiver.queue.publish();
         let to = receiver.destination();
         assert!(posted.is_some());
-        let send = node.initiator.send.towards(&to);
+        let mut send = node.initiator.send.towards(&to);
         if length <= most {
-            send.send_inline(&payload, SIGNALED).unwrap();
+            send.post(Send(Inline(&payload)), SIGNALED).unwrap();
         } else {
             outbox.write(0, &payload).unwrap();
             let pieces = [local(&outbox, 0, 50), local(&outbox, 50, length - 50)];
-            send.send_gather(&pieces, SIGNALED).unwrap();
+            send.post(Send(Segments(&pieces)), SIGNALED).unwrap();
         }
         let mut received = None;
         for _ in 0..2 {
@@ -141,16 +144,37 @@ fn one_sided_operations_work() {
     there.write(256, &7_u64.to_ne_bytes()).unwrap();
     here.write(0, &[5; 16]).unwrap();
     let queue = &mut node.initiator.send;
-    queue.towards(&to).write_inline_8([1; 8], remote(0), SIGNALED).unwrap();
-    queue.towards(&to).write_inline(&[2; 150], remote(8), SIGNALED).unwrap();
-    queue.towards(&to).write_gather(&[local(&here, 0, 16)], remote(158), SIGNALED).unwrap();
-    queue.towards(&to).read_scatter(&[local(&here, 16, 4)], remote(6), SIGNALED).unwrap();
-    queue.towards(&to).fetch_add(local(&here, 24, 8), remote(256), 3, SIGNALED).unwrap();
-    queue.towards(&to).compare_swap(local(&here, 32, 8), remote(256), 10, 20, SIGNALED).unwrap();
+    queue.towards(&to).post(Write { local: Word([1; 8]), remote: remote(0) }, SIGNALED).unwrap();
+    queue
+        .towards(&to)
+        .post(Write { local: Inline(&[2; 150]), remote: remote(8) }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(Write { local: Segments(&[local(&here, 0, 16)]), remote: remote(158) }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(Read { local: Segments(&[local(&here, 16, 4)]), remote: remote(6) }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(FetchAdd { local: local(&here, 24, 8), remote: remote(256), add: 3 }, SIGNALED)
+        .unwrap();
+    queue
+        .towards(&to)
+        .post(
+            CompareSwap { local: local(&here, 32, 8), remote: remote(256), compare: 10, swap: 20 },
+            SIGNALED,
+        )
+        .unwrap();
     let add = MaskedAdd { operand: 1_u64, field_boundary: 0 };
     queue
         .towards(&to)
-        .masked_fetch_add_64(local(&here, 40, 8), remote(256), add, SIGNALED)
+        .post(
+            MaskedFetchAdd { local: local(&here, 40, 8), remote: remote(256), operands: add },
+            SIGNALED,
+        )
         .unwrap();
     for _ in 0..7 {
         assert_eq!(node.wait().kind, CompletionKind::Send);
@@ -172,7 +196,7 @@ fn an_unknown_receiver_is_an_error() {
     let Some(mut node) = Node::connected() else { return };
     let mut receiver = node.receiver(1);
     let unknown = XrcSegment::new(receiver.number() ^ 0x00ff_0000);
-    node.initiator.send.towards(&unknown).send_inline(b"lost", SIGNALED).unwrap();
+    node.initiator.send.towards(&unknown).post(Send(Inline(b"lost")), SIGNALED).unwrap();
     let CompletionKind::SendError(failure) = node.wait().kind else { panic!("no error") };
     assert_eq!(failure.syndrome(), Some(Syndrome::RemoteInvalidRequest));
     assert_eq!(node.initiator.state().unwrap(), QpState::Err);
@@ -184,7 +208,7 @@ fn an_unknown_receiver_is_an_error() {
     assert!(receiver.queue.push(&[local(&inbox, 0, 64)]).is_some());
     receiver.queue.publish();
     let to = receiver.destination();
-    node.initiator.send.towards(&to).send_inline(b"found", SIGNALED).unwrap();
+    node.initiator.send.towards(&to).post(Send(Inline(b"found")), SIGNALED).unwrap();
     let kinds = [node.wait().kind, node.wait().kind];
     assert!(kinds.contains(&CompletionKind::Receive) && kinds.contains(&CompletionKind::Send));
     assert_eq!(bytes(&inbox, 0, 5), b"found");

@@ -6,11 +6,11 @@
 //! for is ignored, a request causes at most one short message, and a limited number wait.
 
 use barewire_mlx5::PortAddress;
+use barewire_mlx5::request::{Inline, Send};
 
 use super::address::TargetAddress;
 use super::initiator::{Holder, NO_OWNER};
 use super::interface::Shared;
-use super::post::SIGNALED;
 use super::state::State;
 use crate::base::error::PostError;
 use crate::transport::handle::InterfaceState as _;
@@ -73,7 +73,7 @@ impl State {
         message[12..].copy_from_slice(&self.shared.own_address());
         let initiator = self.take()?;
         let post = initiator
-            .post(&self.address.get(), |queue| queue.send_inline(&message, SIGNALED))
+            .post(&self.address.get(), Send(Inline(&message)))
             .map_err(|_| self.refuse())?;
         initiator.note_owner(post, self.slot);
         self.request.set((number, now));
@@ -153,7 +153,7 @@ impl Shared {
             let mut message = [0; 12];
             message[AM_ID] = GRANT;
             message[4..].copy_from_slice(&grant.ticket);
-            let post = initiator.post(&address, |queue| queue.send_inline(&message, SIGNALED));
+            let post = initiator.post(&address, Send(Inline(&message)));
             let Ok(index) = post else { break };
             initiator.note_owner(index, NO_OWNER);
         }

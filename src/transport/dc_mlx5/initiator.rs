@@ -8,19 +8,20 @@ use std::sync::atomic::Ordering;
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{Directed, MAX_WQE_BLOCKS};
+use barewire_mlx5::request::ToPeer;
 use barewire_mlx5::{self as mlx5, DataSegment, MemoryRegion, WqeIndex};
 
+use super::post::SIGNALED;
 use super::state::State;
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
 use crate::transport::common::pool::Lease;
 use crate::transport::common::registered::Buffer;
+use crate::transport::mlx5::requests::Posting;
 
 /// An initiator of the driver, whose doorbell suits the UAR page.
 pub(super) type Queue = mlx5::Initiator<Adaptive>;
 /// Posts to the peer of an endpoint.
 pub(super) type Towards<'q> = Directed<'q, AddressVector, Adaptive>;
-/// The result of a posting function.
-pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;
 
 /// The user of an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +86,23 @@ impl Initiator {
         run(unsafe { &mut *self.queue.get() })
     }
 
-    /// Posts to `address`. Returns the index of the WQE.
+    /// Posts a request to `address`. Returns the index of the WQE.
     #[inline(always)]
     pub(super) fn post(
+        &self,
+        address: &AddressVector,
+        request: impl ToPeer,
+    ) -> Result<u16, mlx5::PostError> {
+        self.post_by(
+            address,
+            #[inline(always)]
+            |mut to| to.post(request, SIGNALED),
+        )
+    }
+
+    /// Posts to `address` by `run`, which posts one request. Returns the index of the WQE.
+    #[inline(always)]
+    pub(super) fn post_by(
         &self,
         address: &AddressVector,
         run: impl FnOnce(Towards<'_>) -> Posting,

@@ -1,7 +1,10 @@
 //! Sending active messages.
 
-use super::initiator::{Initiator, Posting, Towards};
-use super::post::{EMPTY, PooledBuffer, SIGNALED};
+use barewire_mlx5::DataSegment;
+use barewire_mlx5::request::{Inline, Payload, Prefixed, Segments, Send, Word};
+
+use super::initiator::Initiator;
+use super::post::{EMPTY, PooledBuffer};
 use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES};
 use crate::base::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::base::completion::Completion;
@@ -25,11 +28,8 @@ impl AmShort for Endpoint {
         check_id(id)?;
         match payload.try_into() {
             Ok(word) => {
-                self.message(
-                    SHORT_HEADER + size_of::<u64>(),
-                    #[inline(always)]
-                    |queue| queue.send_inline_prefixed_8(am_prefix(id, header), word, SIGNALED),
-                )?;
+                let message = Prefixed { prefix: am_prefix(id, header), payload: Word(word) };
+                self.message(SHORT_HEADER + size_of::<u64>(), message)?;
                 Ok(())
             }
             Err(_) => self.am_short_other(id, header, payload),
@@ -52,9 +52,8 @@ impl AmBcopy for Endpoint {
         self.0.credit()?;
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         am_header(buffer.bytes(), id);
-        let local = [self.in_buffer(&buffer, MESSAGE, AM_HEADER + length)];
-        let (initiator, index) =
-            self.message(length, |queue| queue.send_gather(&local, SIGNALED))?;
+        let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
+        let (initiator, index) = self.message(length, local)?;
         initiator.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
@@ -81,20 +80,16 @@ impl AmZcopy for Endpoint {
         let (buffer, header) = self.header_buffer(id, header)?;
         *first = header;
         let local = local.get(..count).unwrap_or(&local);
-        self.send_segments(buffer, bytes, completion, |queue| queue.send_gather(local, SIGNALED))
+        self.send_segments(buffer, bytes, completion, local)
     }
 }
 
 impl Endpoint {
     /// Posts a message of `bytes` bytes.
     #[inline(always)]
-    fn message(
-        &self,
-        bytes: usize,
-        run: impl FnOnce(Towards<'_>) -> Posting,
-    ) -> Result<(&Initiator, u16), PostError> {
+    fn message(&self, bytes: usize, message: impl Payload) -> Result<(&Initiator, u16), PostError> {
         self.0.credit()?;
-        let posted = self.post_sized(bytes, run)?;
+        let posted = self.post_sized(bytes, Send(message))?;
         let credits = &self.0.credits;
         credits.set(credits.get().wrapping_sub(1));
         Ok(posted)
@@ -105,9 +100,8 @@ impl Endpoint {
         if payload.len() > MAX_AM_SHORT {
             return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
         }
-        self.message(SHORT_HEADER + payload.len(), |queue| {
-            queue.send_inline_prefixed(am_prefix(id, header), payload, SIGNALED)
-        })?;
+        let message = Prefixed { prefix: am_prefix(id, header), payload: Inline(payload) };
+        self.message(SHORT_HEADER + payload.len(), message)?;
         Ok(())
     }
 
@@ -116,9 +110,9 @@ impl Endpoint {
         buffer: PooledBuffer<'_>,
         bytes: usize,
         completion: Option<&Completion>,
-        run: impl FnOnce(Towards<'_>) -> Posting,
+        segments: &[DataSegment],
     ) -> Post {
-        let (initiator, index) = self.message(bytes, run)?;
+        let (initiator, index) = self.message(bytes, Segments(segments))?;
         let buffer = buffer.into_lease();
         initiator.await_done(
             index,

@@ -1,9 +1,10 @@
 //! Common parts of posts.
 
+use barewire_mlx5::request::ToPeer;
 use barewire_mlx5::{ControlFlags, DataSegment};
 
 use super::Endpoint;
-use super::initiator::{Initiator, Posting, Towards};
+use super::initiator::{Initiator, Towards};
 use crate::base::completion::Completion;
 use crate::base::error::PostError;
 use crate::base::memory::Slice;
@@ -11,6 +12,7 @@ use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pool::Buffer;
 use crate::transport::common::registered::Registered;
+use crate::transport::mlx5::requests::Posting;
 use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MESSAGE, SEGMENT, am_header};
 
 /// Every request has a completion: an initiator is free when nothing is outstanding.
@@ -28,11 +30,25 @@ impl Endpoint {
     pub(super) fn post_sized(
         &self,
         bytes: usize,
+        request: impl ToPeer,
+    ) -> Result<(&Initiator, u16), PostError> {
+        self.post_by(
+            bytes,
+            #[inline(always)]
+            |mut to| to.post(request, SIGNALED),
+        )
+    }
+
+    /// As [`Self::post_sized`], by `run`, which posts one request.
+    #[inline(always)]
+    pub(super) fn post_by(
+        &self,
+        bytes: usize,
         run: impl FnOnce(Towards<'_>) -> Posting,
     ) -> Result<(&Initiator, u16), PostError> {
         let state = &*self.0;
         let initiator = state.take()?;
-        let posted = initiator.post(&state.address.get(), run);
+        let posted = initiator.post_by(&state.address.get(), run);
         let index = posted.map_err(|_| state.refuse())?;
         initiator.note_owner(index, state.slot);
         state.posting.tally.posted(bytes);
@@ -45,9 +61,9 @@ impl Endpoint {
         &self,
         bytes: usize,
         completion: Option<&Completion>,
-        run: impl FnOnce(Towards<'_>) -> Posting,
+        request: impl ToPeer,
     ) -> Post {
-        let (initiator, index) = self.post_sized(bytes, run)?;
+        let (initiator, index) = self.post_sized(bytes, request)?;
         if let Some(completion) = completion {
             initiator.await_done(index, Done::Notify(completion.begin()));
         }

@@ -1,8 +1,9 @@
 //! Puts and gets.
 
 use barewire_mlx5::RemoteAddressSegment;
+use barewire_mlx5::request::{Inline, Read, Segments, Word, Write};
 
-use super::post::{EMPTY, SIGNALED};
+use super::post::EMPTY;
 use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
 use crate::base::attributes::Attributes;
 use crate::base::capability::{Check, GetBcopy, PutBcopy, PutShort};
@@ -34,11 +35,7 @@ impl PutShort for Endpoint {
             Ok(word) => {
                 self.0.posting.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
-                self.post_sized(
-                    size_of::<u64>(),
-                    #[inline(always)]
-                    |queue| queue.write_inline_8(word, remote, SIGNALED),
-                )?;
+                self.post_sized(size_of::<u64>(), Write { local: Word(word), remote })?;
                 Ok(())
             }
             Err(_) => self.put_short_other(payload, remote, key.rkey()),
@@ -55,10 +52,9 @@ impl PutBcopy for Endpoint {
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
         let (buffer, length) = self.pack(SEGMENT, pack)?;
-        let local = [self.in_buffer(&buffer, DATA, length)];
+        let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.rkey());
-        let (initiator, index) =
-            self.post_sized(length, |queue| queue.write_gather(&local, remote, SIGNALED))?;
+        let (initiator, index) = self.post_sized(length, Write { local, remote })?;
         initiator.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
@@ -77,13 +73,12 @@ impl Rma for Endpoint {
         let remote = RemoteAddressSegment::new(remote, key.rkey());
         let mut local = [EMPTY; MAX_RMA_SLICES];
         let (local, bytes) = self.segments(&mut local, slices, self.limit::<PUT>())?;
-        self.zcopy(bytes, completion, |queue| {
-            if PUT {
-                queue.write_gather(local, remote, SIGNALED)
-            } else {
-                queue.read_scatter(local, remote, SIGNALED)
-            }
-        })
+        let local = Segments(local);
+        if PUT {
+            self.zcopy(bytes, completion, Write { local, remote })
+        } else {
+            self.zcopy(bytes, completion, Read { local, remote })
+        }
     }
 
     /// Each transfer has a doorbell of its own.
@@ -131,10 +126,9 @@ impl GetBcopy for Endpoint {
             return Err(PostError::too_long(length, SEGMENT));
         }
         let buffer = self.take_buffer()?;
-        let local = [self.in_buffer(&buffer, DATA, length)];
+        let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.rkey());
-        let (initiator, index) =
-            self.post_sized(length, |queue| queue.read_scatter(&local, remote, SIGNALED))?;
+        let (initiator, index) = self.post_sized(length, Read { local, remote })?;
         let done = Done::Unpack {
             buffer: buffer.into_lease(),
             length: length as u32,
@@ -162,7 +156,7 @@ impl Endpoint {
             return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
         }
         let remote = RemoteAddressSegment::new(remote, key);
-        self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, SIGNALED))?;
+        self.post_sized(payload.len(), Write { local: Inline(payload), remote })?;
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::{ControlFlags, PortAddress, RemoteAddressSegment};
+use barewire_mlx5::request::Read;
+use barewire_mlx5::{PortAddress, RemoteAddressSegment};
 
 use super::address::TargetAddress;
 use super::initiator::{Holder, Initiator};
@@ -164,12 +165,9 @@ impl State {
     /// Posts the read of the peer's flush word.
     pub(super) fn read_flush_word(&self) -> Result<(), PostError> {
         let (initiator, (address, key)) = (self.take()?, self.flush_target.get());
-        let local = [initiator.unwanted_result()];
-        let remote = RemoteAddressSegment::new(address, key);
-        let post = |queue: super::initiator::Towards<'_>| {
-            queue.read_scatter(&local, remote, ControlFlags::COMPLETION)
-        };
-        let index = initiator.post(&self.address.get(), post).map_err(|_| self.refuse())?;
+        let local = initiator.unwanted_result();
+        let read = Read { local, remote: RemoteAddressSegment::new(address, key) };
+        let index = initiator.post(&self.address.get(), read).map_err(|_| self.refuse())?;
         initiator.note_owner(index, self.slot);
         self.flushed.set(self.posting.tally.read().posted);
         Ok(())

@@ -1,11 +1,13 @@
 //! Atomics: those of InfiniBand, and all others as masked atomics, on devices that have these.
 
-use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
-use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment};
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, ToPeer,
+};
+use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
 use super::RemoteKey;
 use super::post::NO_FLAGS;
-use super::requests::{Posting, Requests};
+use super::requests::{Posting, Posts, Requests};
 use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::base::capability::RemoteMemory;
 use crate::base::completion::{Completion, FetchResult};
@@ -28,11 +30,7 @@ where
                 self.0.posting.check()?;
                 let remote = target(remote, *key, size_of::<u64>())?;
                 let local = self.0.unwanted_result();
-                self.post_short(
-                    size_of::<u64>(),
-                    #[inline(always)]
-                    |queue| queue.fetch_add(local, remote, operand, NO_FLAGS),
-                )?;
+                self.post_short(size_of::<u64>(), FetchAdd { local, remote, add: operand })?;
                 Ok(Posted::Done)
             }
             (Kind::Add, 8, Some((result, completion))) => self.fetch(
@@ -41,7 +39,7 @@ where
                 result,
                 completion,
                 #[inline(always)]
-                |queue, local, remote, flags| queue.fetch_add(local, remote, operand, flags),
+                |local, remote| FetchAdd { local, remote, add: operand },
             ),
             (Kind::CompareSwap, 8, Some((result, completion))) => self.fetch(
                 remote,
@@ -49,9 +47,7 @@ where
                 result,
                 completion,
                 #[inline(always)]
-                |queue, local, remote, flags| {
-                    queue.compare_swap(local, remote, compare, operand, flags)
-                },
+                |local, remote| CompareSwap { local, remote, compare, swap: operand },
             ),
             _ => self.change_masked(change, remote, *key, fetch),
         }
@@ -71,14 +67,12 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         let target = target(remote, key, change.width)?;
         let Some((result, completion)) = fetch else {
             let local = of_width(state.unwanted_result(), change.width);
-            self.post_sized(change.width, |queue| masked(queue, change, local, target, NO_FLAGS))?;
+            self.post_masked(change, local, target, NO_FLAGS)?;
             return Ok(Posted::Done);
         };
         let word = state.take_word()?;
         let local = of_width(state.word_segment(&word), change.width);
-        let index = self.post_sized(change.width, |queue| {
-            masked(queue, change, local, target, ControlFlags::COMPLETION)
-        })?;
+        let index = self.post_masked(change, local, target, ControlFlags::COMPLETION)?;
         let (result, completion) = (result.clone(), completion.map(Completion::begin));
         let word = word.into_lease();
         let done = if change.width == 4 {
@@ -90,24 +84,32 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         Ok(Posted::InProgress)
     }
 
+    fn post_masked(
+        &self,
+        change: Change,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<u16, PostError> {
+        let posted = self.0.with_queue(|queue| masked(queue, change, local, remote, flags));
+        self.posted(change.width, posted.map(|WqeIndex(index)| index))
+    }
+
     #[inline(always)]
-    fn fetch(
+    fn fetch<R: ToPeer>(
         &self,
         remote: u64,
         key: RemoteKey,
         result: &FetchResult,
         completion: Option<&Completion>,
-        run: impl FnOnce(&mut D::Queue, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
+        request: impl FnOnce(DataSegment, RemoteAddressSegment) -> R,
     ) -> Post {
         self.0.posting.check()?;
         let remote = target(remote, key, size_of::<u64>())?;
         let word = self.0.take_word()?;
         let local = self.0.word_segment(&word);
-        let index = self.post_sized(
-            size_of::<u64>(),
-            #[inline(always)]
-            |queue| run(queue, local, remote, ControlFlags::COMPLETION),
-        )?;
+        let request = request(local, remote);
+        let index = self.post_sized(size_of::<u64>(), request, ControlFlags::COMPLETION)?;
         let done = Done::Fetch {
             word: word.into_lease(),
             result: result.clone(),
@@ -132,8 +134,8 @@ fn of_width(word: DataSegment, width: usize) -> DataSegment {
 }
 
 /// Posts a change as the equivalent masked operation.
-fn masked(
-    queue: &mut impl Requests,
+pub(in crate::transport) fn masked(
+    queue: &mut impl Posts,
     change: Change,
     local: DataSegment,
     remote: RemoteAddressSegment,
@@ -151,7 +153,7 @@ fn masked(
         Kind::CompareSwap => MaskedSwap { compare, compare_mask: u64::MAX, ..replace(u64::MAX) },
     };
     if width == 8 {
-        return queue.masked_compare_swap_64(local, remote, swap, flags);
+        return queue.post(MaskedCompareSwap { local, remote, operands: swap }, flags);
     }
     let swap = MaskedSwap {
         compare: swap.compare as u32,
@@ -159,11 +161,11 @@ fn masked(
         swap: swap.swap as u32,
         swap_mask: swap.swap_mask as u32,
     };
-    queue.masked_compare_swap_32(local, remote, swap, flags)
+    queue.post(MaskedCompareSwap { local, remote, operands: swap }, flags)
 }
 
 fn add(
-    queue: &mut impl Requests,
+    queue: &mut impl Posts,
     width: usize,
     [operand, field_boundary]: [u64; 2],
     local: DataSegment,
@@ -171,13 +173,9 @@ fn add(
     flags: ControlFlags,
 ) -> Posting {
     if width == 8 {
-        return queue.masked_fetch_add_64(
-            local,
-            remote,
-            MaskedAdd { operand, field_boundary },
-            flags,
-        );
+        let operands = MaskedAdd { operand, field_boundary };
+        return queue.post(MaskedFetchAdd { local, remote, operands }, flags);
     }
     let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
-    queue.masked_fetch_add_32(local, remote, operands, flags)
+    queue.post(MaskedFetchAdd { local, remote, operands }, flags)
 }

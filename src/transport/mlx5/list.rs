@@ -1,6 +1,6 @@
 //! Lists: many puts or gets in one call, with one doorbell.
 
-use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
+use barewire_mlx5::{ControlFlags, RemoteAddressSegment, WqeIndex};
 
 use super::RemoteKey;
 use super::post::{NO_FLAGS, data_segment};
@@ -42,8 +42,8 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
             let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.rkey());
             (data_segment(&transfer.local), remote)
         });
-        let posted = self.0.post(|queue| queue.post_list::<PUT>(segments, last_flags));
-        let index = posted.map_err(|_| self.0.posting.refuse())?;
+        let posted = self.0.with_queue(|queue| queue.post_list::<PUT>(segments, last_flags));
+        let WqeIndex(index) = posted.map_err(|_| self.0.posting.refuse())?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
         self.0.posting.tally.add_bytes(bytes);
         if let Some(completion) = completion {

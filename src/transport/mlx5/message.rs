@@ -1,10 +1,12 @@
 //! Sending active messages.
 
 use barewire_mlx5::ControlFlags;
+use barewire_mlx5::queue::send::Destination as _;
+use barewire_mlx5::request::{Inline, Payload, Prefixed, Segments, Send, Word};
 
 use super::attributes::MAX_AM_SLICES;
 use super::post::{EMPTY, NO_FLAGS};
-use super::requests::{Posting, Requests};
+use super::requests::Requests;
 use crate::base::completion::Completion;
 use crate::base::error::PostError;
 use crate::base::memory::Slice;
@@ -17,7 +19,7 @@ use crate::transport::rc::{
 
 /// Returns the longest payload of a short message.
 pub(in crate::transport) const fn max_am_short<D: Driver<Queue: Requests>>() -> usize {
-    <D::Queue as Requests>::MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER
+    <D::Queue as Requests>::To::MAX_INLINE - AM_HEADER - SHORT_HEADER
 }
 
 impl<D: Driver<Queue: Requests>> Endpoint<D> {
@@ -33,9 +35,10 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         check_id(id)?;
         let prefix = am_prefix(id, header);
         match payload.try_into() {
-            Ok(word) => self.post_short(SHORT_HEADER + size_of::<u64>(), |queue| {
-                queue.send_inline_prefixed_8(prefix, word, NO_FLAGS)
-            }),
+            Ok(word) => {
+                let message = Prefixed { prefix, payload: Word(word) };
+                self.post_short(SHORT_HEADER + size_of::<u64>(), Send(message))
+            }
             Err(_) => self.am_short_other(id, header, payload),
         }
     }
@@ -51,11 +54,7 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         am_header(buffer.bytes(), id);
         let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-        let index = self.post_sized(
-            length,
-            #[inline(always)]
-            |queue| queue.send(local, NO_FLAGS),
-        )?;
+        let index = self.post_sized(length, Send(local), NO_FLAGS)?;
         let done = Done::Release { buffer: buffer.into_lease() };
         self.await_done(index, done);
         Ok(length)
@@ -79,13 +78,7 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
             let local = self.segment(slice, MAX_AM - header.len())?;
             let bytes = header.len() + slice.length;
             let (buffer, header) = self.header_buffer(id, header)?;
-            return self.am_segments(
-                buffer,
-                bytes,
-                completion,
-                #[inline(always)]
-                |queue, flags| queue.send_pair(header, local, flags),
-            );
+            return self.am_segments(buffer, bytes, completion, [header, local]);
         }
         self.am_gather(id, header, slices, completion)
     }
@@ -95,9 +88,8 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         if payload.len() > max_am_short::<D>() {
             return Err(PostError::too_long(payload.len(), max_am_short::<D>()));
         }
-        self.post_short(SHORT_HEADER + payload.len(), |queue| {
-            queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
-        })
+        let message = Prefixed { prefix: am_prefix(id, header), payload: Inline(payload) };
+        self.post_short(SHORT_HEADER + payload.len(), Send(message))
     }
 
     #[inline(never)]
@@ -111,13 +103,14 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         // The header takes the first segment.
         let mut local = [EMPTY; 1 + MAX_AM_SLICES];
         let [first, rest @ ..] = &mut local;
-        let rest = rest.get_mut(..D::Queue::MAX_SEND_SEGMENTS - 1).unwrap_or_default();
+        let rest =
+            rest.get_mut(..<D::Queue as Requests>::To::MAX_SEND_SEGMENTS - 1).unwrap_or_default();
         let (segments, bytes) = self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?;
         let (count, bytes) = (1 + segments.len(), header.len() + bytes);
         let (buffer, header) = self.header_buffer(id, header)?;
         *first = header;
         let local = local.get(..count).unwrap_or(&local);
-        self.am_segments(buffer, bytes, completion, |queue, flags| queue.send_gather(local, flags))
+        self.am_segments(buffer, bytes, completion, Segments(local))
     }
 
     #[inline(always)]
@@ -126,22 +119,14 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         buffer: PooledBuffer<'_, D>,
         bytes: usize,
         completion: Option<&Completion>,
-        run: impl Fn(&mut D::Queue, ControlFlags) -> Posting,
+        message: impl Payload,
     ) -> Post {
         let Some(completion) = completion else {
-            let index = self.post_sized(
-                bytes,
-                #[inline(always)]
-                |queue| run(queue, NO_FLAGS),
-            )?;
+            let index = self.post_sized(bytes, Send(message), NO_FLAGS)?;
             self.await_done(index, Done::Release { buffer: buffer.into_lease() });
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(
-            bytes,
-            #[inline(always)]
-            |queue| run(queue, ControlFlags::COMPLETION),
-        )?;
+        let index = self.post_sized(bytes, Send(message), ControlFlags::COMPLETION)?;
         let buffer = buffer.into_lease();
         self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.begin() });
         Ok(Posted::InProgress)

@@ -3,7 +3,7 @@
 
 #![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
 
-mod atomic;
+pub(super) mod atomic;
 mod attributes;
 pub(super) mod change;
 pub(super) mod domain;

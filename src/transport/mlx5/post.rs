@@ -2,9 +2,10 @@
 
 use barewire_mlx5 as mlx5;
 use barewire_mlx5::queue::send::MAX_SEGMENTS;
+use barewire_mlx5::request::{ToPeer, Write};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
-use super::requests::{Posting, Requests};
+use super::requests::{Posts, Requests};
 use crate::base::completion::Completion;
 use crate::base::error::PostError;
 use crate::base::memory::Slice;
@@ -16,13 +17,18 @@ use crate::transport::rc::{Driver, Endpoint, State};
 const MAX_BLOCKS: u32 = (1 + MAX_SEGMENTS as u32 + 1).div_ceil(4);
 
 impl<D: Driver<Queue: Requests>> State<D> {
-    /// Posts one WQE. `run` calls a posting function of the queue and nothing else.
+    /// Posts a request.
     #[inline(always)]
     pub(in crate::transport) fn post(
         &self,
-        run: impl FnOnce(&mut D::Queue) -> Posting,
+        request: impl ToPeer,
+        flags: ControlFlags,
     ) -> Result<u16, mlx5::PostError> {
-        self.with_queue(run).map(|WqeIndex(index)| index)
+        let posted = self.with_queue(
+            #[inline(always)]
+            |queue| queue.post(request, flags),
+        );
+        posted.map(|WqeIndex(index)| index)
     }
 }
 
@@ -33,9 +39,20 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
     pub(in crate::transport) fn post_sized(
         &self,
         bytes: usize,
-        run: impl FnOnce(&mut D::Queue) -> Posting,
+        request: impl ToPeer,
+        flags: ControlFlags,
     ) -> Result<u16, PostError> {
-        let index = self.0.post(run).map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
+        self.posted(bytes, self.0.post(request, flags))
+    }
+
+    /// Notes that an operation of `bytes` bytes was posted, or refuses it.
+    #[inline(always)]
+    pub(in crate::transport) fn posted(
+        &self,
+        bytes: usize,
+        posted: Result<u16, mlx5::PostError>,
+    ) -> Result<u16, PostError> {
+        let index = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
         self.0.posting.tally.add_bytes(bytes);
         Ok(index)
     }
@@ -45,9 +62,9 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
     pub(in crate::transport) fn post_short(
         &self,
         bytes: usize,
-        run: impl FnOnce(&mut D::Queue) -> Posting,
+        request: impl ToPeer,
     ) -> Result<(), PostError> {
-        if self.0.post(run).is_err() {
+        if self.0.post(request, NO_FLAGS).is_err() {
             self.0.note_full(MAX_BLOCKS);
             return Err(PostError::NoResource);
         }
@@ -61,27 +78,18 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         &self,
         bytes: usize,
         completion: Option<&Completion>,
-        run: impl Fn(&mut D::Queue, ControlFlags) -> Posting,
+        request: impl ToPeer,
     ) -> Post {
         let Some(completion) = completion else {
-            self.post_sized(
-                bytes,
-                #[inline(always)]
-                |queue| run(queue, NO_FLAGS),
-            )?;
+            self.post_sized(bytes, request, NO_FLAGS)?;
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(
-            bytes,
-            #[inline(always)]
-            |queue| run(queue, ControlFlags::COMPLETION),
-        )?;
+        let index = self.post_sized(bytes, request, ControlFlags::COMPLETION)?;
         self.await_done(index, Done::Notify(completion.begin()));
         Ok(Posted::InProgress)
     }
 
-    /// As [`Self::zcopy`], for a put of one segment, without a closure: the compiler does not inline
-    /// a closure that several operations share.
+    /// As [`Self::zcopy`], for a put of one segment, with one copy of the post.
     #[inline(always)]
     pub(in crate::transport) fn put_one(
         &self,
@@ -92,9 +100,8 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
     ) -> Post {
         let flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
         // SAFETY: the reference is used only to post, and ends with the statement.
-        let posted = unsafe { self.0.queue().write(local, remote, flags) };
-        let WqeIndex(index) = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
-        self.0.posting.tally.add_bytes(bytes);
+        let posted = unsafe { self.0.queue().post(Write { local, remote }, flags) };
+        let index = self.posted(bytes, posted.map(|WqeIndex(index)| index))?;
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.begin()));
         }

@@ -1,5 +1,7 @@
 //! Puts and gets.
 
+use barewire_mlx5::queue::send::Destination as _;
+use barewire_mlx5::request::{Inline, Line, Read, Segments, Word, Write};
 use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
 use super::RemoteKey;
@@ -27,11 +29,7 @@ where
             Ok(word) => {
                 self.0.posting.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
-                self.post_short(
-                    size_of::<u64>(),
-                    #[inline(always)]
-                    |queue| queue.write_inline_8(word, remote, NO_FLAGS),
-                )
+                self.post_short(size_of::<u64>(), Write { local: Word(word), remote })
             }
             Err(_) => match payload.try_into() {
                 Ok(line) => {
@@ -62,11 +60,7 @@ where
         let (buffer, length) = self.pack(SEGMENT, pack)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.rkey());
-        let index = self.post_sized(
-            length,
-            #[inline(always)]
-            |queue| queue.write(local, remote, NO_FLAGS),
-        )?;
+        let index = self.post_sized(length, Write { local, remote }, NO_FLAGS)?;
         let done = Done::Release { buffer: buffer.into_lease() };
         self.await_done(index, done);
         Ok(length)
@@ -89,18 +83,11 @@ where
         let remote = RemoteAddressSegment::new(remote, key.rkey());
         if let [slice] = slices {
             let local = self.segment(slice, self.limit::<PUT>())?;
-            return self.zcopy(
-                slice.length,
-                completion,
-                #[inline(always)]
-                |queue, flags| {
-                    if PUT {
-                        queue.write(local, remote, flags)
-                    } else {
-                        queue.read(local, remote, flags)
-                    }
-                },
-            );
+            return if PUT {
+                self.zcopy(slice.length, completion, Write { local, remote })
+            } else {
+                self.zcopy(slice.length, completion, Read { local, remote })
+            };
         }
         self.gather::<PUT>(slices, remote, completion)
     }
@@ -131,11 +118,7 @@ where
         let buffer = self.get_buffer(length)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.rkey());
-        let index = self.post_sized(
-            length,
-            #[inline(always)]
-            |queue| queue.read(local, remote, ControlFlags::COMPLETION),
-        )?;
+        let index = self.post_sized(length, Read { local, remote }, ControlFlags::COMPLETION)?;
         self.await_data(index, buffer, length, unpack, completion);
         Ok(Posted::InProgress)
     }
@@ -153,7 +136,7 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
     fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
         let remote = RemoteAddressSegment::new(remote, key);
         self.0.posting.is_open()
-            && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+            && self.0.post(Write { local: Line(line), remote }, NO_FLAGS).is_ok()
     }
 
     #[cold]
@@ -164,11 +147,12 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(never)]
     fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Result<(), PostError> {
         self.0.posting.check()?;
-        if payload.len() > D::Queue::MAX_WRITE_INLINE {
-            return Err(PostError::too_long(payload.len(), D::Queue::MAX_WRITE_INLINE));
+        let most = <D::Queue as Requests>::To::MAX_WRITE_INLINE;
+        if payload.len() > most {
+            return Err(PostError::too_long(payload.len(), most));
         }
         let remote = RemoteAddressSegment::new(remote, key);
-        self.post_short(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))
+        self.post_short(payload.len(), Write { local: Inline(payload), remote })
     }
 
     /// Most bytes of a put, or of a get.
@@ -186,14 +170,14 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let local = local.get_mut(..D::Queue::MAX_RDMA_SEGMENTS).unwrap_or_default();
+        let local =
+            local.get_mut(..<D::Queue as Requests>::To::MAX_RDMA_SEGMENTS).unwrap_or_default();
         let (local, bytes) = self.segments(local, slices, self.limit::<PUT>())?;
-        self.zcopy(bytes, completion, |queue, flags| {
-            if PUT {
-                queue.write_gather(local, remote, flags)
-            } else {
-                queue.read_scatter(local, remote, flags)
-            }
-        })
+        let local = Segments(local);
+        if PUT {
+            self.zcopy(bytes, completion, Write { local, remote })
+        } else {
+            self.zcopy(bytes, completion, Read { local, remote })
+        }
     }
 }

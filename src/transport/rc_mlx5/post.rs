@@ -2,6 +2,7 @@
 
 use barewire_mlx5::RemoteAddressSegment;
 use barewire_mlx5::queue::send::{MAX_SEND_INLINE, PREFIX};
+use barewire_mlx5::request::{Inline, SendInvalidate};
 
 use super::{Endpoint, RcMlx5, RemoteKey};
 use crate::base::capability::AmInvalidate;
@@ -11,7 +12,6 @@ use crate::base::memory::Slice;
 use crate::base::status::Post;
 use crate::transport::common::message::{SHORT_HEADER, check_id};
 use crate::transport::mlx5::message::max_am_short;
-use crate::transport::mlx5::post::NO_FLAGS;
 use crate::transport::rc::am_prefix;
 
 impl Endpoint {
@@ -55,8 +55,7 @@ impl AmInvalidate for Endpoint {
         let (prefix, data) = message.split_at_mut(PREFIX);
         prefix.copy_from_slice(&am_prefix(id, header));
         data.copy_from_slice(payload);
-        self.post_short(SHORT_HEADER + payload.len(), |pair| {
-            pair.send.send_inline_invalidate(message, key.rkey(), NO_FLAGS)
-        })
+        let message = SendInvalidate { local: Inline(message), rkey: key.rkey() };
+        self.post_short(SHORT_HEADER + payload.len(), message)
     }
 }

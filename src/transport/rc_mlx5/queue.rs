@@ -1,15 +1,13 @@
 //! The queue pair of an endpoint, and the requests that posts write to it.
 
-use barewire_mlx5::doorbell::Adaptive;
-use barewire_mlx5::queue::send::{
-    MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WQE_BLOCKS, MAX_WRITE_INLINE,
-    MaskedAdd, MaskedSwap, PREFIX,
-};
+use barewire_mlx5::doorbell::{Adaptive, Doorbell};
+use barewire_mlx5::queue::send::{Batch, Connected, MAX_WQE_BLOCKS};
+use barewire_mlx5::request::{Nop, Read, ToPeer};
 use barewire_mlx5::{ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment, WqeIndex};
 
 use crate::base::error::Source;
 use crate::transport::mlx5::change::{Changing, Queue, fenced};
-use crate::transport::mlx5::requests::{Posting, Requests};
+use crate::transport::mlx5::requests::{Posting, Posts, Requests, post_each};
 use crate::transport::rc::{self, QueueFull};
 
 /// A queue pair whose doorbell suits the UAR page, with or without a receive ring.
@@ -83,11 +81,12 @@ impl rc::Queue for RcQueuePair {
 
     fn read_word(&mut self, local: DataSegment, remote: u64, key: u32) -> Result<(), QueueFull> {
         let remote = RemoteAddressSegment::new(remote, key);
-        self.send.read(local, remote, ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
+        let posted = self.send.post(Read { local, remote }, ControlFlags::COMPLETION);
+        posted.map(drop).map_err(|_| QueueFull)
     }
 
     fn nop(&mut self) -> Result<(), QueueFull> {
-        self.send.nop(ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
+        self.send.post(Nop, ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
     }
 
     fn to_error(&mut self) -> Result<(), Source> {
@@ -95,46 +94,25 @@ impl rc::Queue for RcQueuePair {
     }
 }
 
-/// `forward!(self => queue; name(argument: type, ...) ...)`: the functions of [`Requests`] by those
-/// of the same names of `queue`.
-macro_rules! forward {
-    ($this:ident => $queue:expr; $($name:ident($($argument:ident: $type:ty),*))+) => {$(
-        #[inline(always)]
-        fn $name(&mut $this, $($argument: $type,)* flags: ControlFlags) -> Posting {
-            $queue.$name($($argument,)* flags)
-        }
-    )+};
+impl Posts for RcQueuePair {
+    #[inline(always)]
+    fn post(&mut self, request: impl ToPeer, flags: ControlFlags) -> Posting {
+        self.send.post(request, flags)
+    }
+}
+
+impl<D: Doorbell> Posts for Batch<'_, D> {
+    #[inline(always)]
+    fn post(&mut self, request: impl ToPeer, flags: ControlFlags) -> Posting {
+        Batch::post(self, request, flags)
+    }
 }
 
 impl Requests for RcQueuePair {
-    const MAX_SEND_INLINE: usize = MAX_SEND_INLINE;
-    const MAX_WRITE_INLINE: usize = MAX_WRITE_INLINE;
-    const MAX_SEND_SEGMENTS: usize = MAX_SEND_SEGMENTS;
-    const MAX_RDMA_SEGMENTS: usize = MAX_RDMA_SEGMENTS;
+    type To = Connected;
 
     fn blocks(&self) -> u32 {
         self.send.blocks()
-    }
-
-    forward! { self => self.send;
-        send_inline_prefixed_8(prefix: [u8; PREFIX], payload: [u8; 8])
-        send_inline_prefixed(prefix: [u8; PREFIX], payload: &[u8])
-        send(local: DataSegment)
-        send_pair(header: DataSegment, local: DataSegment)
-        send_gather(local: &[DataSegment])
-        write_inline_8(payload: [u8; 8], remote: RemoteAddressSegment)
-        write_inline_64(line: &[u8; 64], remote: RemoteAddressSegment)
-        write_inline(payload: &[u8], remote: RemoteAddressSegment)
-        write(local: DataSegment, remote: RemoteAddressSegment)
-        write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
-        read(local: DataSegment, remote: RemoteAddressSegment)
-        read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)
-        fetch_add(local: DataSegment, remote: RemoteAddressSegment, operand: u64)
-        compare_swap(local: DataSegment, remote: RemoteAddressSegment, compare: u64, swap: u64)
-        masked_compare_swap_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u32>)
-        masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
-        masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
-        masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
     }
 
     #[inline]
@@ -148,18 +126,6 @@ impl Requests for RcQueuePair {
         transfers: impl ExactSizeIterator<Item = (DataSegment, RemoteAddressSegment)>,
         flags: ControlFlags,
     ) -> Posting {
-        let mut batch = self.send.batch();
-        let last = transfers.len().wrapping_sub(1);
-        let mut posted = Ok(WqeIndex(0));
-        for (at, (local, remote)) in transfers.enumerate() {
-            let flags = if at == last { flags } else { ControlFlags::empty() };
-            posted = if PUT {
-                batch.write(local, remote, flags)
-            } else {
-                batch.read(local, remote, flags)
-            };
-            posted?;
-        }
-        posted
+        post_each::<PUT>(&mut self.send.batch(), transfers, flags)
     }
 }

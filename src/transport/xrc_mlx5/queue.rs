@@ -5,15 +5,14 @@ use std::rc::Rc;
 
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::layouts::wqe::XrcSegment;
-use barewire_mlx5::queue::send::{
-    Destination as _, Directed, MAX_WQE_BLOCKS, MaskedAdd, MaskedSwap, PREFIX,
-};
+use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
+use barewire_mlx5::request::{Nop, Read, ToPeer};
 use barewire_mlx5::xrc::{self, Target};
 use barewire_mlx5::{ControlFlags, DataSegment, RcPath, RemoteAddressSegment, WqeIndex};
 
 use crate::base::error::Source;
 use crate::transport::mlx5::change::{Changing, Queue, fenced};
-use crate::transport::mlx5::requests::{Posting, Requests};
+use crate::transport::mlx5::requests::{Posting, Posts, Requests, post_each};
 use crate::transport::rc::{self, QueueFull};
 
 /// The queue pair from which messages are sent, whose doorbell suits the UAR page.
@@ -98,17 +97,6 @@ impl Line {
         // SAFETY: as in `initiator`.
         unsafe { &mut *self.connection.initiator.get() }
     }
-
-    /// Posts to the receive queue of this line.
-    #[inline(always)]
-    fn post(&mut self, run: impl FnOnce(Directed<'_, XrcSegment, Adaptive>) -> Posting) -> Posting {
-        // SAFETY: as in `initiator`.
-        let initiator = unsafe { &mut *self.connection.initiator.get() };
-        let index = run(initiator.send.towards(&self.to))?;
-        self.end = initiator.send.posted();
-        self.posts += 1;
-        Ok(index)
-    }
 }
 
 impl rc::Queue for Line {
@@ -186,12 +174,13 @@ impl rc::Queue for Line {
 
     fn read_word(&mut self, local: DataSegment, remote: u64, key: u32) -> Result<(), QueueFull> {
         let remote = RemoteAddressSegment::new(remote, key);
-        self.read(local, remote, ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
+        let posted = self.post(Read { local, remote }, ControlFlags::COMPLETION);
+        posted.map(drop).map_err(|_| QueueFull)
     }
 
     fn nop(&mut self) -> Result<(), QueueFull> {
         let send = &mut self.initiator_mut().send;
-        send.nop(ControlFlags::COMPLETION).map_err(|_| QueueFull)?;
+        send.post(Nop, ControlFlags::COMPLETION).map_err(|_| QueueFull)?;
         self.end = send.posted();
         self.posts += 1;
         Ok(())
@@ -223,41 +212,24 @@ impl Drop for Line {
     }
 }
 
-/// `directed!(name(argument: type, ...) ...)`: the functions of [`Requests`] by those of the same
-/// names of [`Directed`].
-macro_rules! directed {
-    ($($name:ident($($argument:ident: $type:ty),*))+) => {$(
-        #[inline(always)]
-        fn $name(&mut self, $($argument: $type,)* flags: ControlFlags) -> Posting {
-            self.post(|to| to.$name($($argument,)* flags))
-        }
-    )+};
+impl Posts for Line {
+    /// Posts to the receive queue of this line.
+    #[inline(always)]
+    fn post(&mut self, request: impl ToPeer, flags: ControlFlags) -> Posting {
+        // SAFETY: as in `initiator`.
+        let initiator = unsafe { &mut *self.connection.initiator.get() };
+        let index = initiator.send.towards(&self.to).post(request, flags)?;
+        self.end = initiator.send.posted();
+        self.posts += 1;
+        Ok(index)
+    }
 }
 
 impl Requests for Line {
-    const MAX_SEND_INLINE: usize = XrcSegment::MAX_INLINE;
-    const MAX_WRITE_INLINE: usize = XrcSegment::MAX_WRITE_INLINE;
-    const MAX_SEND_SEGMENTS: usize = XrcSegment::MAX_SEND_SEGMENTS;
-    const MAX_RDMA_SEGMENTS: usize = XrcSegment::MAX_RDMA_SEGMENTS;
+    type To = XrcSegment;
 
     fn blocks(&self) -> u32 {
         self.initiator().send.blocks()
-    }
-
-    directed! {
-        send_inline_prefixed_8(prefix: [u8; PREFIX], payload: [u8; 8])
-        send_inline_prefixed(prefix: [u8; PREFIX], payload: &[u8])
-        send_gather(local: &[DataSegment])
-        write_inline_8(payload: [u8; 8], remote: RemoteAddressSegment)
-        write_inline(payload: &[u8], remote: RemoteAddressSegment)
-        write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
-        read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)
-        fetch_add(local: DataSegment, remote: RemoteAddressSegment, operand: u64)
-        compare_swap(local: DataSegment, remote: RemoteAddressSegment, compare: u64, swap: u64)
-        masked_compare_swap_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u32>)
-        masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
-        masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
-        masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
     }
 
     #[inline]
@@ -269,68 +241,12 @@ impl Requests for Line {
         Ok(index)
     }
 
-    #[inline(always)]
-    fn send(&mut self, local: DataSegment, flags: ControlFlags) -> Posting {
-        self.send_gather(&[local], flags)
-    }
-
-    #[inline(always)]
-    fn send_pair(
-        &mut self,
-        header: DataSegment,
-        local: DataSegment,
-        flags: ControlFlags,
-    ) -> Posting {
-        self.send_gather(&[header, local], flags)
-    }
-
-    #[inline(always)]
-    fn write_inline_64(
-        &mut self,
-        line: &[u8; 64],
-        remote: RemoteAddressSegment,
-        flags: ControlFlags,
-    ) -> Posting {
-        self.write_inline(line, remote, flags)
-    }
-
-    #[inline(always)]
-    fn write(
-        &mut self,
-        local: DataSegment,
-        remote: RemoteAddressSegment,
-        flags: ControlFlags,
-    ) -> Posting {
-        self.write_gather(&[local], remote, flags)
-    }
-
-    #[inline(always)]
-    fn read(
-        &mut self,
-        local: DataSegment,
-        remote: RemoteAddressSegment,
-        flags: ControlFlags,
-    ) -> Posting {
-        self.read_scatter(&[local], remote, flags)
-    }
-
     /// Rings a doorbell for each.
     fn post_list<const PUT: bool>(
         &mut self,
         transfers: impl ExactSizeIterator<Item = (DataSegment, RemoteAddressSegment)>,
         flags: ControlFlags,
     ) -> Posting {
-        let last = transfers.len().wrapping_sub(1);
-        let mut posted = Ok(WqeIndex(0));
-        for (at, (local, remote)) in transfers.enumerate() {
-            let flags = if at == last { flags } else { ControlFlags::empty() };
-            posted = if PUT {
-                self.write(local, remote, flags)
-            } else {
-                self.read(local, remote, flags)
-            };
-            posted?;
-        }
-        posted
+        post_each::<PUT>(self, transfers, flags)
     }
 }

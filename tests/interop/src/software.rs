@@ -4,6 +4,9 @@ use std::net::IpAddr;
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::hca::{Config, Device, WireKind};
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Read, Segments, Send, SendImmediate, Write, WriteImmediate,
+};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Mtu,
     Polled, PortAddress, ProtectionDomain, RcAddress, RcConfig, RcPath, RcQueuePair,
@@ -98,32 +101,40 @@ impl Side for Software {
             Operation::Send { local, immediate } => {
                 let local = self.segments(local)?;
                 match immediate {
-                    Some(immediate) => {
-                        self.pair.send.send_immediate(&local, immediate, SIGNALLED)?
-                    }
-                    None => self.pair.send.send_gather(&local, SIGNALLED)?,
+                    Some(immediate) => self
+                        .pair
+                        .send
+                        .post(SendImmediate { local: Segments(&local), immediate }, SIGNALLED)?,
+                    None => self.pair.send.post(Send(Segments(&local)), SIGNALLED)?,
                 }
             }
             Operation::Write { local, remote, immediate } => {
                 let (local, remote) = (self.segments(local)?, self.remote(remote)?);
                 match immediate {
-                    Some(immediate) => {
-                        self.pair.send.write_immediate(&local, remote, immediate, SIGNALLED)?
+                    Some(immediate) => self.pair.send.post(
+                        WriteImmediate { local: Segments(&local), remote, immediate },
+                        SIGNALLED,
+                    )?,
+                    None => {
+                        self.pair.send.post(Write { local: Segments(&local), remote }, SIGNALLED)?
                     }
-                    None => self.pair.send.write_gather(&local, remote, SIGNALLED)?,
                 }
             }
             Operation::Read { local, remote } => {
                 let (local, remote) = (self.segments(local)?, self.remote(remote)?);
-                self.pair.send.read_scatter(&local, remote, SIGNALLED)?
+                self.pair.send.post(Read { local: Segments(&local), remote }, SIGNALLED)?
             }
             Operation::FetchAdd { local, remote, operand } => {
                 let (local, remote) = (self.segments(local)?, self.remote(remote)?);
-                self.pair.send.fetch_add(local[0], remote, operand, SIGNALLED)?
+                self.pair
+                    .send
+                    .post(FetchAdd { local: local[0], remote, add: operand }, SIGNALLED)?
             }
             Operation::CompareSwap { local, remote, compare, swap } => {
                 let (local, remote) = (self.segments(local)?, self.remote(remote)?);
-                self.pair.send.compare_swap(local[0], remote, compare, swap, SIGNALLED)?
+                self.pair
+                    .send
+                    .post(CompareSwap { local: local[0], remote, compare, swap }, SIGNALLED)?
             }
         };
         Ok(())

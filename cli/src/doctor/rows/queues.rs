@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use barewire::{Flags, TransportId};
 use barewire_mlx5::channel::DeviceEvents;
 use barewire_mlx5::doorbell::{Adaptive, BlueFlame, BlueFlameFlush, Doorbell, PlainDoorbell};
+use barewire_mlx5::request::{Word, Write};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
     ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar,
@@ -119,7 +120,7 @@ impl<D: Doorbell> Loop<D> {
     fn write(&mut self, slot: usize, value: u64) -> Checked<()> {
         let remote = self.memory.region().remote(8 * slot);
         let flags = ControlFlags::COMPLETION;
-        self.pair.send.write_inline_8(value.to_ne_bytes(), remote, flags)?;
+        self.pair.send.post(Write { local: Word(value.to_ne_bytes()), remote }, flags)?;
         Ok(())
     }
 
@@ -215,7 +216,10 @@ fn batches(context: &Context) -> Checked<()> {
         for slot in 0..LENGTH {
             let value = round << 32 | slot as u64;
             let remote = queue.memory.region().remote(8 * slot);
-            batch.write_inline_8(value.to_ne_bytes(), remote, ControlFlags::COMPLETION)?;
+            batch.post(
+                Write { local: Word(value.to_ne_bytes()), remote },
+                ControlFlags::COMPLETION,
+            )?;
         }
         drop(batch);
         queue.wait()?;

@@ -3,12 +3,10 @@
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 
-use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment, RepeatEntry};
+use barewire_layouts::wqe::{ControlFlags, DataSegment, RepeatEntry};
 
 use super::request::Request;
-use super::{
-    Binding, Destination, Directed, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex,
-};
+use super::{Binding, Destination, Directed, PostError, SendQueue, WqeIndex};
 use crate::doorbell::{BlueFlame, Deferred, Doorbell};
 use crate::values::Access;
 
@@ -42,55 +40,6 @@ impl<D: Doorbell> SendQueue<D> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
         let posted = self.deferred().post(request, flags)?;
-        self.announce_all();
-        Ok(posted)
-    }
-
-    /// Like [`Self::write`], without a doorbell: the device does not see the WQE before the next
-    /// [`Self::announce`], or the end of a [batch](Self::batch). Do not post in any other way until
-    /// then: a post may write its WQE to the BlueFlame register, and no known driver does that
-    /// while the device has not seen the WQEs before it.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`].
-    #[inline(always)]
-    pub fn write_deferred(
-        &mut self,
-        local: DataSegment,
-        remote: RemoteAddressSegment,
-        flags: ControlFlags,
-    ) -> Result<WqeIndex, PostError> {
-        self.deferred().write(local, remote, flags)
-    }
-
-    /// Like [`Self::write_inline`], without a doorbell: see [`Self::write_deferred`].
-    ///
-    /// # Errors
-    /// Those of [`Self::write_inline`].
-    #[inline(always)]
-    pub fn write_inline_deferred(
-        &mut self,
-        payload: &[u8],
-        remote: RemoteAddressSegment,
-        flags: ControlFlags,
-    ) -> Result<WqeIndex, PostError> {
-        self.deferred().write_inline(payload, remote, flags)
-    }
-
-    /// Like [`Self::write_one_immediate`], for the last of several WQEs without a doorbell: rings
-    /// one doorbell for all of them.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`], and then it does not ring.
-    #[inline(always)]
-    pub fn write_one_immediate_last(
-        &mut self,
-        local: DataSegment,
-        remote: RemoteAddressSegment,
-        immediate: u32,
-        flags: ControlFlags,
-    ) -> Result<WqeIndex, PostError> {
-        let posted = self.deferred().write_one_immediate(local, remote, immediate, flags)?;
         self.announce_all();
         Ok(posted)
     }
@@ -139,8 +88,7 @@ impl<D: Doorbell> SendQueue<D> {
 
 /// Posts WQEs with one doorbell for all of them: see [`SendQueue::batch`].
 ///
-/// It has the posting functions of [`SendQueue`] and dereferences to the queue. It does not provide
-/// mutable access, so that queues of different doorbell types, such as one with a shared register
+/// It dereferences to the queue, but does not provide mutable access, so that queues of different doorbell types, such as one with a shared register
 /// and one without a lock, cannot be exchanged:
 ///
 /// ```compile_fail,E0308
@@ -154,12 +102,13 @@ impl<D: Doorbell> SendQueue<D> {
 /// ```
 ///
 /// ```
+/// use barewire_mlx5::request::Nop;
 /// use barewire_mlx5::{ControlFlags, PostError, SendQueue};
 ///
 /// fn post(queue: &mut SendQueue) -> Result<(), PostError> {
 ///     let mut batch = queue.batch();
 ///     while batch.room() > 0 {
-///         batch.nop(ControlFlags::empty())?;
+///         batch.post(Nop, ControlFlags::empty())?;
 ///     }
 ///     Ok(())
 /// }
@@ -228,27 +177,6 @@ macro_rules! posts {
 }
 
 posts! {
-    nop()
-    write_inline_8(payload: [u8; 8], remote: RemoteAddressSegment)
-    write_inline_64(line: &[u8; 64], remote: RemoteAddressSegment)
-    write_inline(payload: &[u8], remote: RemoteAddressSegment)
-    write_inline_immediate(payload: &[u8], remote: RemoteAddressSegment, immediate: u32)
-    write(local: DataSegment, remote: RemoteAddressSegment)
-    write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
-    write_one_immediate(local: DataSegment, remote: RemoteAddressSegment, immediate: u32)
-    write_immediate(local: &[DataSegment], remote: RemoteAddressSegment, immediate: u32)
-    read(local: DataSegment, remote: RemoteAddressSegment)
-    read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)
-    send_inline(payload: &[u8])
-    send_inline_prefixed_8(prefix: [u8; PREFIX], payload: [u8; 8])
-    send_inline_prefixed(prefix: [u8; PREFIX], payload: &[u8])
-    send_inline_immediate(payload: &[u8], immediate: u32)
-    send(local: DataSegment)
-    send_pair(header: DataSegment, local: DataSegment)
-    send_gather(local: &[DataSegment])
-    send_immediate(local: &[DataSegment], immediate: u32)
-    send_invalidate(local: &[DataSegment], rkey: u32)
-    send_inline_invalidate(payload: &[u8], rkey: u32)
     local_invalidate(key: u32)
     bind_window(free: u32, key: u32, binding: &Binding)
     unbind_window(key: u32)
@@ -259,12 +187,6 @@ posts! {
     send_immediate_to<A: Destination>(destination: &A, local: &[DataSegment], immediate: u32)
     send_inline_to<A: Destination>(destination: &A, payload: &[u8])
     send_inline_immediate_to<A: Destination>(destination: &A, payload: &[u8], immediate: u32)
-    fetch_add(local: DataSegment, remote: RemoteAddressSegment, operand: u64)
-    compare_swap(local: DataSegment, remote: RemoteAddressSegment, compare: u64, swap: u64)
-    masked_compare_swap_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u32>)
-    masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
-    masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
-    masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
 }
 
 impl<D: Doorbell> Deref for Batch<'_, D> {

@@ -1,8 +1,6 @@
 //! Invalidation of memory keys: a peer's by a send, a local one by a separate WQE.
 
-use barewire_layouts::wqe::{
-    ControlFlags, DS, DataSegment, MkeyContextSegment, Opcode, UmrControlSegment,
-};
+use barewire_layouts::wqe::{ControlFlags, DS, MkeyContextSegment, Opcode, UmrControlSegment};
 use zerocopy::transmute;
 
 use super::{PostError, SendQueue, WqeIndex};
@@ -16,36 +14,6 @@ const KEY: [[u8; DS]; 4] = transmute!(MkeyContextSegment::FREE);
 
 /// Invalidation of memory keys.
 impl<D: Doorbell> SendQueue<D> {
-    /// Sends up to [`super::MAX_SEGMENTS`] segments as one message that invalidates the peer's key
-    /// `rkey` on arrival.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
-    #[inline]
-    pub fn send_invalidate(
-        &mut self,
-        local: &[DataSegment],
-        rkey: u32,
-        flags: ControlFlags,
-    ) -> Result<WqeIndex, PostError> {
-        self.post_segments(Opcode::SendInvalidate, rkey, flags, None, local)
-    }
-
-    /// Sends up to [`super::MAX_SEND_INLINE`] inline bytes as a message that invalidates the peer's
-    /// key `rkey` on arrival.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`], or [`PostError::TooLong`].
-    #[inline]
-    pub fn send_inline_invalidate(
-        &mut self,
-        payload: &[u8],
-        rkey: u32,
-        flags: ControlFlags,
-    ) -> Result<WqeIndex, PostError> {
-        self.post_inline(Opcode::SendInvalidate, rkey, flags, None, payload)
-    }
-
     /// Invalidates `key`, the key of a memory window of this queue pair.
     ///
     /// It is a user-mode registration, like the one that libmlx5 posts. The next WQE must wait for

@@ -13,25 +13,20 @@ use core::ptr::NonNull;
 use core::sync::atomic::{Ordering, compiler_fence};
 use std::sync::Arc;
 
-use barewire_layouts::wqe::{
-    ControlFlags, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment, WQEBB,
-};
+use barewire_layouts::wqe::{ControlFlags, DS, InlineHeader, Opcode, WQEBB};
 
 use super::ring::{Ring, Wrapping};
 use crate::barrier;
 use crate::doorbell::{
     BlueFlame, BlueFlameShared, Doorbell, Half, RecordWord, Register, SharedRegister, Width,
 };
-use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
+use crate::wqe::{BLOCK_UNITS, Block, Body, Sink, Unit};
 use request::{Head, Request};
 
-mod atomic;
 mod batch;
 mod destination;
 mod directed;
 mod invalidate;
-mod message;
-mod rdma;
 mod registration;
 pub mod request;
 mod tag;
@@ -39,7 +34,6 @@ mod tag;
 mod tests;
 mod ud;
 
-pub use atomic::{MaskedAdd, MaskedSwap};
 pub use batch::Batch;
 pub use destination::{Connected, Destination, OnStream};
 pub use directed::Directed;
@@ -268,15 +262,6 @@ impl<D: Doorbell> SendQueue<D> {
         self.towards(&Connected)
     }
 
-    /// Posts a NOP, which completes after all WQEs before it.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`].
-    #[inline]
-    pub fn nop(&mut self, flags: ControlFlags) -> Result<WqeIndex, PostError> {
-        self.post_block::<1>(Opcode::Nop, 0, flags, [Unit::zero(); 3])
-    }
-
     /// Makes the next WQE wait for the RDMA reads and atomics before it, as if it were posted with
     /// [`ControlFlags::FENCE`]. Later posts pay nothing, because the test that every post does
     /// detects it.
@@ -365,7 +350,7 @@ impl<D: Doorbell> SendQueue<D> {
 
     /// Returns `true` if the last posted WQE requested a completion, or nothing was posted yet. If
     /// not, WQEs posted since the last such request are freed only after another one: post a
-    /// signalled [`Self::nop`].
+    /// signalled [`Nop`](request::Nop).
     pub fn last_is_signaled(&self) -> bool {
         self.producer == 0 || self.ring.flags(self.last()) & ControlFlags::COMPLETION.bits() != 0
     }
@@ -530,39 +515,6 @@ impl<D: Doorbell> SendQueue<D> {
         self.publish(index, BLOCKS as u32);
         self.ring(|register| register.ring_blocks(&blocks));
         Ok(WqeIndex(index as u16))
-    }
-
-    /// Posts a WQE that contains its payload.
-    #[inline(always)]
-    fn post_inline(
-        &mut self,
-        opcode: Opcode,
-        immediate: u32,
-        flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
-        payload: &[u8],
-    ) -> Result<WqeIndex, PostError> {
-        if payload.len() > if remote.is_some() { MAX_WRITE_INLINE } else { MAX_SEND_INLINE } {
-            return Err(PostError::TooLong);
-        }
-        self.post_wqe(opcode, immediate, flags, Inline::new(remote, payload))
-    }
-
-    /// Posts a WQE that refers to its payload by segments. Empty segments are skipped.
-    #[inline(always)]
-    fn post_segments(
-        &mut self,
-        opcode: Opcode,
-        immediate: u32,
-        flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
-        local: &[DataSegment],
-    ) -> Result<WqeIndex, PostError> {
-        let body = Segments::new(remote, local);
-        if body.units() as usize > MAX_SEGMENTS + usize::from(remote.is_some()) {
-            return Err(PostError::TooLong);
-        }
-        self.post_wqe(opcode, immediate, flags, body)
     }
 
     /// Posts a WQE whose length is known at run time.

@@ -1,7 +1,10 @@
 //! Tests the arithmetic of room for every state of a small ring, before and after its counters
 //! wrap.
 
+use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
+
 use super::*;
+use crate::request::{Inline, Nop, Segments, Write};
 
 const BLOCKS: u32 = 16;
 
@@ -140,9 +143,10 @@ fn a_limit_is_kept_and_never_blocks() {
                 0..=9 => {
                     let remote = RemoteAddressSegment::new(0, 0);
                     let posted = if random & 0x100 == 0 {
-                        queue.nop(ControlFlags::empty())
+                        queue.post(Nop, ControlFlags::empty())
                     } else {
-                        queue.write_inline(&[1; 100], remote, ControlFlags::empty())
+                        queue
+                            .post(Write { local: Inline(&[1; 100]), remote }, ControlFlags::empty())
                     };
                     if let Ok(WqeIndex(index)) = posted {
                         if queue.last_is_signaled() {
@@ -182,7 +186,7 @@ fn posts_fill_a_queue_without_a_signal_period() {
     let mut queue = queue(&mut memory, UNMODERATED);
     let mut posted = 0;
     for reaped in [1, 3, 16, 2, 7, 1, 16, 5] {
-        while let Ok(index) = queue.nop(ControlFlags::empty()) {
+        while let Ok(index) = queue.post(Nop, ControlFlags::empty()) {
             assert_eq!(index, WqeIndex(posted));
             assert!(!queue.last_is_signaled());
             posted += 1;
@@ -202,15 +206,17 @@ fn doorbells_of_8_bytes_are_flushed() {
     let mut memory = Memory([0; 256]);
     let mut queue = queue(&mut memory, UNMODERATED);
     let start = FLUSHES.get();
-    queue.nop(ControlFlags::empty()).unwrap();
+    queue.post(Nop, ControlFlags::empty()).unwrap();
     assert_eq!(FLUSHES.get(), start, "a whole block leaves by itself");
     let mut batch = queue.batch();
-    batch.nop(ControlFlags::empty()).unwrap();
-    batch.nop(ControlFlags::empty()).unwrap();
+    batch.post(Nop, ControlFlags::empty()).unwrap();
+    batch.post(Nop, ControlFlags::empty()).unwrap();
     drop(batch);
     assert_eq!(FLUSHES.get(), start + 1, "a batch");
     let segment = DataSegment::new(0, 1, 0);
     let remote = RemoteAddressSegment::new(0, 0);
-    queue.write_gather(&[segment; MAX_SEGMENTS], remote, ControlFlags::empty()).unwrap();
+    queue
+        .post(Write { local: Segments(&[segment; MAX_SEGMENTS]), remote }, ControlFlags::empty())
+        .unwrap();
     assert_eq!(FLUSHES.get(), start + 2, "a WQE that the device fetches");
 }

@@ -4,6 +4,9 @@
 
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{Destination, PostError, SendQueue, WqeIndex};
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Inline, Prefixed, Read, Segments, Send, Word, Write,
+};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment};
 use serde_json::Value;
 use zerocopy::FromBytes;
@@ -36,22 +39,26 @@ fn post<A: Destination>(queue: &mut SendQueue, to: &A, name: &str) -> Result<Wqe
     let remote = RemoteAddressSegment::new(0x1122_3344_5566_7788, 0x99aa_bbcc);
     let local = |length| DataSegment::new(0x5000, length, 0x1234);
     let two = [local(64), DataSegment::new(0x6000, 32, 0x1235)];
-    let (queue, done) = (queue.towards(to), ControlFlags::COMPLETION);
+    let (mut queue, done) = (queue.towards(to), ControlFlags::COMPLETION);
     match name.trim_start_matches("ib_") {
-        "write_inl_8" => queue.write_inline_8([1, 2, 3, 4, 5, 6, 7, 8], remote, done),
-        "write_inl_100" => queue.write_inline(&data, remote, done),
-        "write_1sge_64" => queue.write_gather(&[local(64)], remote, done | ControlFlags::FENCE),
-        "write_2sge_64_32" => queue.write_gather(&two, remote, done),
+        "write_inl_8" => queue.post(Write { local: Word([1, 2, 3, 4, 5, 6, 7, 8]), remote }, done),
+        "write_inl_100" => queue.post(Write { local: Inline(&data), remote }, done),
+        "write_1sge_64" => {
+            queue.post(Write { local: Segments(&[local(64)]), remote }, done | ControlFlags::FENCE)
+        }
+        "write_2sge_64_32" => queue.post(Write { local: Segments(&two), remote }, done),
         "send_inl_20" => {
             let (prefix, word) = (&data[..12], &data[12..20]);
             let (prefix, word) = (prefix.try_into().unwrap(), word.try_into().unwrap());
-            queue.send_inline_prefixed_8(prefix, word, done)
+            queue.post(Send(Prefixed { prefix, payload: Word(word) }), done)
         }
-        "send_inl_100" => queue.send_inline(&data, done),
-        "send_2sge_64_32" => queue.send_gather(&two, done),
-        "read_1sge_256" => queue.read_scatter(&[local(256)], remote, done),
-        "fetch_add" => queue.fetch_add(local(8), remote, 0x42, done),
-        "cmp_swp" => queue.compare_swap(local(8), remote, 0x43, 0x44, done),
+        "send_inl_100" => queue.post(Send(Inline(&data)), done),
+        "send_2sge_64_32" => queue.post(Send(Segments(&two)), done),
+        "read_1sge_256" => queue.post(Read { local: Segments(&[local(256)]), remote }, done),
+        "fetch_add" => queue.post(FetchAdd { local: local(8), remote, add: 0x42 }, done),
+        "cmp_swp" => {
+            queue.post(CompareSwap { local: local(8), remote, compare: 0x43, swap: 0x44 }, done)
+        }
         other => panic!("{other}"),
     }
 }
@@ -90,10 +97,17 @@ fn eight_bytes_take_the_same_form_by_either_path() {
     let remote = RemoteAddressSegment::new(5, 6);
     let [mut one, mut other] = [(); 2].map(|()| PlainQueue::new(7, 16, 2));
     let done = ControlFlags::COMPLETION;
-    one.queue.towards(&to).write_inline_8([3; 8], remote, done).unwrap();
-    one.queue.towards(&to).send_inline_prefixed_8([4; 12], [5; 8], done).unwrap();
-    other.queue.towards(&to).write_inline(&[3; 8], remote, done).unwrap();
-    other.queue.towards(&to).send_inline_prefixed([4; 12], &[5; 8], done).unwrap();
+    one.queue.towards(&to).post(Write { local: Word([3; 8]), remote }, done).unwrap();
+    one.queue
+        .towards(&to)
+        .post(Send(Prefixed { prefix: [4; 12], payload: Word([5; 8]) }), done)
+        .unwrap();
+    other.queue.towards(&to).post(Write { local: Inline(&[3; 8]), remote }, done).unwrap();
+    other
+        .queue
+        .towards(&to)
+        .post(Send(Prefixed { prefix: [4; 12], payload: Inline(&[5; 8]) }), done)
+        .unwrap();
     assert_eq!(one.ring(0, 96), other.ring(0, 96));
     assert_eq!(one.ring(2, 96), other.ring(2, 96));
     assert_eq!(one.register()[..96], other.register()[..96]);

@@ -14,7 +14,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use barewire_mlx5::layouts::wqe::{AddressVector, CompactAddressVector};
-use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwap};
+use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS};
+use barewire_mlx5::request::{
+    Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop, Segments, Send, Word,
+    Write,
+};
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, PostError, ProtectionDomain, RcConfig, RcPath,
     RcQueuePair, RemoteAddressSegment, Uar, WqeIndex,
@@ -93,7 +97,7 @@ fn on_a_device_of_the_machine_too() {
         let number = pair.number().to_be_bytes();
         let (queue, from) = (&mut pair.send, line["pi_before"].as_u64().unwrap() as u16);
         while queue.posted() as u16 != from {
-            let index = queue.nop(ControlFlags::empty()).unwrap();
+            let index = queue.post(Nop, ControlFlags::empty()).unwrap();
             queue.reap(index.0);
         }
         let start = queue.posted();
@@ -217,9 +221,12 @@ fn eight_bytes_take_the_same_form_by_either_path() {
     let remote = RemoteAddressSegment::new(0x1122_3344_5566, 0x778899);
     let payload = [1, 2, 3, 4, 5, 6, 7, 8];
     let mut general = PlainQueue::new(72, 64, 8);
-    general.queue.write_inline(&payload, remote, ControlFlags::COMPLETION).unwrap();
+    general
+        .queue
+        .post(Write { local: Inline(&payload), remote }, ControlFlags::COMPLETION)
+        .unwrap();
     let mut short = PlainQueue::new(72, 64, 8);
-    short.queue.write_inline_8(payload, remote, ControlFlags::COMPLETION).unwrap();
+    short.queue.post(Write { local: Word(payload), remote }, ControlFlags::COMPLETION).unwrap();
     assert_eq!(general.ring(0, 48), short.ring(0, 48));
     assert_eq!(general.register()[..48], short.register()[..48]);
 }
@@ -227,8 +234,8 @@ fn eight_bytes_take_the_same_form_by_either_path() {
 #[test]
 fn halves_of_the_register_take_turns() {
     let mut plain = PlainQueue::new(72, 64, 8);
-    plain.queue.nop(ControlFlags::COMPLETION).unwrap();
-    plain.queue.nop(ControlFlags::COMPLETION).unwrap();
+    plain.queue.post(Nop, ControlFlags::COMPLETION).unwrap();
+    plain.queue.post(Nop, ControlFlags::COMPLETION).unwrap();
     let register = plain.register();
     assert_eq!(hex(&register[..16]), "00000000000048010000000800000000");
     assert_eq!(hex(&register[256..272]), "00000100000048010000000800000000");
@@ -242,16 +249,23 @@ fn masked_atomics_of_either_width() {
         ("00000000000000200000000300000000", "00000004000000020000000000000010");
     let mut plain = PlainQueue::new(1, 16, 2);
     let queue = &mut plain.queue;
-    let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
-    queue.masked_compare_swap_32(local, remote, swap, ControlFlags::COMPLETION).unwrap();
-    let add = MaskedAdd { operand: 5, field_boundary: 6 };
+    let swap = MaskedSwap { compare: 1_u32, compare_mask: 2, swap: 3, swap_mask: 4 };
     queue
-        .masked_fetch_add_32(local, remote, add, ControlFlags::FENCE | ControlFlags::COMPLETION)
+        .post(MaskedCompareSwap { local, remote, operands: swap }, ControlFlags::COMPLETION)
         .unwrap();
-    let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
-    queue.masked_compare_swap_64(local, remote, swap, ControlFlags::COMPLETION).unwrap();
-    let add = MaskedAdd { operand: 5, field_boundary: 1 << 63 };
-    queue.masked_fetch_add_64(local, remote, add, ControlFlags::COMPLETION).unwrap();
+    let add = MaskedAdd { operand: 5_u32, field_boundary: 6 };
+    queue
+        .post(
+            MaskedFetchAdd { local, remote, operands: add },
+            ControlFlags::FENCE | ControlFlags::COMPLETION,
+        )
+        .unwrap();
+    let swap = MaskedSwap { compare: 1_u64, compare_mask: 2, swap: 3, swap_mask: 4 };
+    queue
+        .post(MaskedCompareSwap { local, remote, operands: swap }, ControlFlags::COMPLETION)
+        .unwrap();
+    let add = MaskedAdd { operand: 5_u64, field_boundary: 1 << 63 };
+    queue.post(MaskedFetchAdd { local, remote, operands: add }, ControlFlags::COMPLETION).unwrap();
 
     let ring = hex(&plain.ring(0, 5 * 64));
     let wqe = |block: usize, bytes: usize| &ring[block * 128..block * 128 + 2 * bytes];
@@ -314,7 +328,7 @@ fn datagrams_of_words() {
         if lap == 0 {
             let mut index = 0;
             for plain in [&mut *of_words, &mut *of_bytes] {
-                index = plain.queue.nop(ControlFlags::empty()).unwrap().0;
+                index = plain.queue.post(Nop, ControlFlags::empty()).unwrap().0;
             }
             assert_eq!(index, 0);
             continue;
@@ -376,10 +390,10 @@ fn room_is_counted_exactly() {
     let long = [7; 220];
     let remote = RemoteAddressSegment::new(0, 0);
     for _ in 0..4 {
-        queue.write_inline(&long, remote, ControlFlags::COMPLETION).unwrap();
+        queue.post(Write { local: Inline(&long), remote }, ControlFlags::COMPLETION).unwrap();
     }
     assert_eq!(queue.room(), 0);
-    assert_eq!(queue.nop(ControlFlags::empty()), Err(PostError::QueueFull));
+    assert_eq!(queue.post(Nop, ControlFlags::empty()), Err(PostError::QueueFull));
     assert!(!queue.is_idle());
     // The second WQE frees the first WQE and its own first block; its other blocks are freed later.
     queue.reap(4);
@@ -392,19 +406,22 @@ fn room_is_counted_exactly() {
     assert_eq!(queue.room(), 16);
     let segments = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
     assert_eq!(
-        queue.write_inline(&[0; 221], remote, ControlFlags::empty()),
+        queue.post(Write { local: Inline(&[0; 221]), remote }, ControlFlags::empty()),
         Err(PostError::TooLong)
     );
-    assert_eq!(queue.send_inline(&[0; 237], ControlFlags::empty()), Err(PostError::TooLong));
+    assert_eq!(queue.post(Send(Inline(&[0; 237])), ControlFlags::empty()), Err(PostError::TooLong));
     assert_eq!(
-        queue.write_gather(&segments, remote, ControlFlags::empty()),
+        queue.post(Write { local: Segments(&segments), remote }, ControlFlags::empty()),
         Err(PostError::TooLong)
     );
-    assert_eq!(queue.send_gather(&segments, ControlFlags::empty()), Err(PostError::TooLong));
+    assert_eq!(
+        queue.post(Send(Segments(&segments)), ControlFlags::empty()),
+        Err(PostError::TooLong)
+    );
     assert_eq!(queue.room(), 16, "a refused post takes no room");
-    queue.send_inline(&[0; 236], ControlFlags::empty()).unwrap();
-    queue.write_gather(&segments[1..], remote, ControlFlags::empty()).unwrap();
-    queue.send_gather(&segments[1..], ControlFlags::empty()).unwrap();
+    queue.post(Send(Inline(&[0; 236])), ControlFlags::empty()).unwrap();
+    queue.post(Write { local: Segments(&segments[1..]), remote }, ControlFlags::empty()).unwrap();
+    queue.post(Send(Segments(&segments[1..])), ControlFlags::empty()).unwrap();
     assert_eq!(queue.room(), 16 - 4 - 5 - 5);
 }
 
@@ -415,7 +432,7 @@ fn unsignalled_posts_are_moderated() {
     assert!(queue.last_is_signaled(), "nothing to wait for");
     let mut signaled = Vec::new();
     for index in 0..8 {
-        queue.nop(ControlFlags::empty()).unwrap();
+        queue.post(Nop, ControlFlags::empty()).unwrap();
         if queue.last_is_signaled() {
             signaled.push(index);
         }

@@ -6,6 +6,7 @@ use barewire_mlx5::layouts::be::{Be32, Be64};
 use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
 use barewire_mlx5::layouts::wqe::{TagFlags, TagSegment};
 use barewire_mlx5::queue::send::{MAX_RENDEZVOUS_DATA, MAX_SEGMENTS, MAX_TAGGED_INLINE};
+use barewire_mlx5::request::{Inline, Nop, Send};
 use barewire_mlx5::{ControlFlags, DataSegment, PostError};
 
 use super::check;
@@ -24,7 +25,7 @@ fn buffer() -> DataSegment {
 #[test]
 fn list_operations_are_byte_for_byte_libmlx5s() {
     let mut plain = PlainQueue::new(QPN, 16, 2);
-    plain.queue.nop(NO_FLAGS).unwrap();
+    plain.queue.post(Nop, NO_FLAGS).unwrap();
     let done = TagFlags::COMPLETION;
     let appends = [
         (
@@ -90,7 +91,7 @@ fn tagged_sends_carry_the_header_in_front_of_the_data() {
         let (mut ours, mut theirs) = (PlainQueue::new(QPN, 16, 2), PlainQueue::new(QPN, 16, 2));
         ours.queue.send_tagged_inline(&header, &data[..length], NO_FLAGS).unwrap();
         let message = [&carried[..], &data[..length]].concat();
-        theirs.queue.send_inline(&message, NO_FLAGS).unwrap();
+        theirs.queue.post(Send(Inline(&message)), NO_FLAGS).unwrap();
         assert_eq!(ours.posted(), theirs.posted(), "{length} bytes");
         assert_eq!(ours.register(), theirs.register(), "{length} bytes");
     }
@@ -126,7 +127,7 @@ fn a_rendezvous_names_the_data() {
         let program = &[0xaa; MAX_RENDEZVOUS_DATA][..length];
         let (mut ours, mut theirs) = (PlainQueue::new(QPN, 16, 2), PlainQueue::new(QPN, 16, 2));
         ours.queue.send_rendezvous(&header, &data, program, NO_FLAGS).unwrap();
-        theirs.queue.send_inline(&[&carried[..], program].concat(), NO_FLAGS).unwrap();
+        theirs.queue.post(Send(Inline(&[&carried[..], program].concat())), NO_FLAGS).unwrap();
         assert_eq!(ours.posted(), theirs.posted(), "{length} bytes");
     }
     let mut plain = PlainQueue::new(QPN, 16, 2);

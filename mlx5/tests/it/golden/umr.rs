@@ -4,6 +4,7 @@
 
 use barewire_mlx5::layouts::wqe::RepeatEntry;
 use barewire_mlx5::queue::send::{Binding, MAX_INTERLEAVED, MAX_RANGES};
+use barewire_mlx5::request::Write;
 use barewire_mlx5::{Access, ControlFlags, DataSegment, PostError, RemoteAddressSegment};
 use serde_json::Value;
 
@@ -83,7 +84,7 @@ fn every_change_is_byte_for_byte_libmlx5s() {
             "write" => {
                 let (address, lkey) = (number(&line, "address"), number(&line, "lkey") as u32);
                 let remote = RemoteAddressSegment::new(address, lkey);
-                queue.write(DataSegment::new(address, 8, lkey), remote, flags)
+                queue.post(Write { local: DataSegment::new(address, 8, lkey), remote }, flags)
             }
             "list" => queue.join(named, access(&line), &ranges(&line, 128, 512), flags),
             "interleaved" => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use barewire_mlx5::ControlFlags;
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
+use barewire_mlx5::request::Nop;
 
 /// Size of a block of the send ring in bytes.
 pub(crate) const BLOCK: usize = 64;
@@ -66,7 +67,7 @@ impl PlainQueue {
     /// Advances to counter value `producer`, modulo 2^16, by posting and reaping NOPs.
     pub(crate) fn advance(&mut self, producer: u32) {
         while self.producer as u16 != producer as u16 {
-            self.queue.nop(ControlFlags::empty()).expect("all of the ring is free");
+            self.queue.post(Nop, ControlFlags::empty()).expect("all of the ring is free");
             self.reap();
         }
     }

@@ -2,7 +2,11 @@
 
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::queue::send::{Batch, MaskedAdd, MaskedSwap, SendQueue};
+use barewire_mlx5::queue::send::{Batch, SendQueue};
+use barewire_mlx5::request::{
+    CompareSwap, FetchAdd, Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop,
+    Read, Segments, Send, SendImmediate, SendInvalidate, Write, WriteImmediate,
+};
 use barewire_mlx5::{ControlFlags, DataSegment, PostError, RemoteAddressSegment, WqeIndex};
 use serde_json::Value;
 
@@ -161,39 +165,39 @@ macro_rules! posts {
                 }
                 let result = || local.first().copied().ok_or_else(|| format!("{}: no result buffer", self.opcode));
                 Ok(match (&*self.opcode, &self.inline) {
-                    ("RDMA_WRITE", Some(payload)) => queue.write_inline(payload, remote, flags),
+                    ("RDMA_WRITE", Some(payload)) => queue.post(Write { local: Inline(payload), remote }, flags),
                     ("RDMA_WRITE", None) => match local {
-                        [local] => queue.write(*local, remote, flags),
-                        _ => queue.write_gather(local, remote, flags),
+                        [local] => queue.post(Write { local: *local, remote }, flags),
+                        _ => queue.post(Write { local: Segments(local), remote }, flags),
                     },
                     ("RDMA_WRITE_WITH_IMM", Some(payload)) => {
-                        queue.write_inline_immediate(payload, remote, immediate, flags)
+                        queue.post(WriteImmediate { local: Inline(payload), remote, immediate }, flags)
                     }
                     ("RDMA_WRITE_WITH_IMM", None) => match local {
-                        [local] => queue.write_one_immediate(*local, remote, immediate, flags),
-                        _ => queue.write_immediate(local, remote, immediate, flags),
+                        [local] => queue.post(WriteImmediate { local: *local, remote, immediate }, flags),
+                        _ => queue.post(WriteImmediate { local: Segments(local), remote, immediate }, flags),
                     },
-                    ("SEND", Some(payload)) => queue.send_inline(payload, flags),
+                    ("SEND", Some(payload)) => queue.post(Send(Inline(payload)), flags),
                     ("SEND", None) => match local {
-                        [local] => queue.send(*local, flags),
-                        _ => queue.send_gather(local, flags),
+                        [local] => queue.post(Send(*local), flags),
+                        _ => queue.post(Send(Segments(local)), flags),
                     },
-                    ("SEND_WITH_IMM", Some(payload)) => queue.send_inline_immediate(payload, immediate, flags),
-                    ("SEND_WITH_IMM", None) => queue.send_immediate(local, immediate, flags),
-                    ("SEND_WITH_INV", Some(payload)) => queue.send_inline_invalidate(payload, immediate, flags),
-                    ("SEND_WITH_INV", None) => queue.send_invalidate(local, immediate, flags),
+                    ("SEND_WITH_IMM", Some(payload)) => queue.post(SendImmediate { local: Inline(payload), immediate }, flags),
+                    ("SEND_WITH_IMM", None) => queue.post(SendImmediate { local: Segments(local), immediate }, flags),
+                    ("SEND_WITH_INV", Some(payload)) => queue.post(SendInvalidate { local: Inline(payload), rkey: immediate }, flags),
+                    ("SEND_WITH_INV", None) => queue.post(SendInvalidate { local: Segments(local), rkey: immediate }, flags),
                     ("LOCAL_INV", _) => queue.local_invalidate(immediate, flags),
                     ("RDMA_READ", _) => match local {
-                        [local] => queue.read(*local, remote, flags),
-                        _ => queue.read_scatter(local, remote, flags),
+                        [local] => queue.post(Read { local: *local, remote }, flags),
+                        _ => queue.post(Read { local: Segments(local), remote }, flags),
                     },
-                    ("ATOMIC_FETCH_AND_ADD", _) => queue.fetch_add(result()?, remote, self.compare_or_add, flags),
+                    ("ATOMIC_FETCH_AND_ADD", _) => queue.post(FetchAdd { local: result()?, remote, add: self.compare_or_add }, flags),
                     ("ATOMIC_CMP_AND_SWP", _) => {
-                        queue.compare_swap(result()?, remote, self.compare_or_add, self.swap, flags)
+                        queue.post(CompareSwap { local: result()?, remote, compare: self.compare_or_add, swap: self.swap }, flags)
                     }
                     ("MASKED_ATOMIC_FETCH_AND_ADD", _) => self.masked_add(queue, result()?),
                     ("MASKED_ATOMIC_CMP_AND_SWP", _) => self.masked_swap(queue, result()?),
-                    ("NOP", _) => queue.nop(flags),
+                    ("NOP", _) => queue.post(Nop, flags),
                     (opcode, _) => return Err(format!("unknown opcode {opcode}")),
                 })
             }
@@ -206,9 +210,9 @@ macro_rules! posts {
                 let (operand, [field_boundary, _]) = (self.compare_or_add, self.masks);
                 if local.byte_count.get() == 4 {
                     let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
-                    queue.masked_fetch_add_32(local, self.remote, operands, self.flags)
+                    queue.post(MaskedFetchAdd { local, remote: self.remote, operands }, self.flags)
                 } else {
-                    queue.masked_fetch_add_64(local, self.remote, MaskedAdd { operand, field_boundary }, self.flags)
+                    queue.post(MaskedFetchAdd { local, remote: self.remote, operands: MaskedAdd { operand, field_boundary } }, self.flags)
                 }
             }
 
@@ -225,10 +229,10 @@ macro_rules! posts {
                         swap: swap as u32,
                         swap_mask: swap_mask as u32,
                     };
-                    queue.masked_compare_swap_32(local, self.remote, operands, self.flags)
+                    queue.post(MaskedCompareSwap { local, remote: self.remote, operands }, self.flags)
                 } else {
                     let operands = MaskedSwap { compare, compare_mask, swap, swap_mask };
-                    queue.masked_compare_swap_64(local, self.remote, operands, self.flags)
+                    queue.post(MaskedCompareSwap { local, remote: self.remote, operands }, self.flags)
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
 use barewire_mlx5::queue::send::{MAX_RENDEZVOUS_DATA, MAX_SEGMENTS, MAX_TAGGED_INLINE};
+use barewire_mlx5::request::{Inline, Segments, Send, SendRendezvous, SendTagged};
 
 use super::super::Endpoint;
 use super::{HEADER, MAX_EAGER, Matching, TagEnd};
@@ -39,9 +40,7 @@ impl TagEager for Endpoint {
             return Err(PostError::too_long(payload.len(), MAX_TAGGED_INLINE));
         }
         let header = TagHeader::new(TagOpcode::Eager, 0, tag);
-        self.post_short(payload.len(), |pair| {
-            pair.send.send_tagged_inline(&header, payload, NO_FLAGS)
-        })
+        self.post_short(payload.len(), SendTagged { header: &header, payload: Inline(payload) })
     }
 
     #[inline]
@@ -58,7 +57,7 @@ impl TagEager for Endpoint {
             front.copy_from_slice(&header.to_bytes());
         }
         let local = self.in_buffer(&buffer, DATA - HEADER, HEADER + length);
-        let index = self.post_sized(length, |pair| pair.send.send(local, NO_FLAGS))?;
+        let index = self.post_sized(length, Send(local), NO_FLAGS)?;
         self.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
@@ -75,7 +74,8 @@ impl TagEager for Endpoint {
         let mut local = [EMPTY; MAX_SLICES];
         let (segments, bytes) = self.segments(&mut local, slices, MAX_EAGER)?;
         let header = TagHeader::new(TagOpcode::Eager, immediate, tag);
-        self.zcopy(bytes, completion, |pair, flags| pair.send.send_tagged(&header, segments, flags))
+        let message = SendTagged { header: &header, payload: Segments(segments) };
+        self.zcopy(bytes, completion, message)
     }
 }
 
@@ -101,9 +101,8 @@ impl TagRendezvous for Endpoint {
         };
         let number = matching.announced.borrow_mut().next().ok_or(PostError::NoResource)?;
         let message = TagHeader::new(TagOpcode::Rendezvous, number, tag);
-        self.post_sized(slice.length, |pair| {
-            pair.send.send_rendezvous(&message, &data, header, NO_FLAGS)
-        })?;
+        let message = SendRendezvous { header: &message, data: &data, program: header };
+        self.post_sized(slice.length, message, NO_FLAGS)?;
         matching.announced.borrow_mut().add([self.0.own.qpn, end.number()], completion.begin());
         Ok(())
     }
@@ -129,7 +128,7 @@ impl Endpoint {
     pub(crate) fn finish_rendezvous(&self, tag: u64, operation: u32) -> Result<(), PostError> {
         self.check_tags()?;
         let header = TagHeader::new(TagOpcode::Finished, operation, tag);
-        self.post_short(0, |pair| pair.send.send_tagged_inline(&header, &[], NO_FLAGS))
+        self.post_short(0, SendTagged { header: &header, payload: Inline(&[]) })
     }
 }
 
