@@ -5,7 +5,7 @@ use std::hint::black_box;
 use barewire_mlx5::dc::Peer;
 use barewire_mlx5::layouts::wqe::{AddressVector, XrcSegment};
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
-use barewire_mlx5::request::{Word, Write};
+use barewire_mlx5::request::{Inline, Send, Word, Write};
 use barewire_mlx5::ud::UdPeer;
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Initiator,
@@ -20,7 +20,7 @@ const KEY: u64 = 0x11;
 
 #[inline(never)]
 fn measured_ud_send_8(queue: &mut SendQueue, to: &AddressVector, payload: u64) -> bool {
-    queue.send_inline_to(to, &payload.to_ne_bytes(), ControlFlags::empty()).is_ok()
+    queue.towards(to).post(Send(Inline(&payload.to_ne_bytes())), ControlFlags::empty()).is_ok()
 }
 
 #[inline(never)]

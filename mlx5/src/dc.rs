@@ -9,6 +9,7 @@
 //! ```
 //! # #[cfg(feature = "soft")] {
 //! use barewire_mlx5::channel::soft::Soft;
+//! use barewire_mlx5::request::{Inline, Write};
 //! use barewire_mlx5::dc::{Initiator, InitiatorConfig, Peer, Target, TargetConfig};
 //! use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 //! use barewire_mlx5::{

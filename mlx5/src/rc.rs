@@ -352,6 +352,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     ///
     /// ```
     /// # use barewire_mlx5::channel::soft::Soft;
+    /// # use barewire_mlx5::request::{Word, Write};
     /// # use barewire_mlx5::*;
     /// # use std::time::Duration;
     /// # let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;

@@ -18,6 +18,7 @@
 //! use barewire_mlx5::doorbell::BlueFlame;
 //! use barewire_mlx5::layouts::tag::{TagHeader, TagOpcode};
 //! use barewire_mlx5::queue::tags::TagReport;
+//! use barewire_mlx5::request::{Inline, SendTagged};
 //! use barewire_mlx5::tags::{TagConfig, TagQueue};
 //! use barewire_mlx5::{
 //!     Access, Buffer, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath,
@@ -46,7 +47,8 @@
 //! };
 //! assert_eq!(report(), TagReport::Appended(entry));
 //! let header = TagHeader::new(TagOpcode::Eager, 0, 7);
-//! pair.send.send_tagged_inline(&header, b"hello", ControlFlags::empty())?;
+//! let hello = SendTagged { header: &header, payload: Inline(b"hello") };
+//! pair.send.post(hello, ControlFlags::empty())?;
 //! let arrived =
 //!     TagReport::Arrived { entry, header: Some(header), length: 5, immediate: None };
 //! assert_eq!(report(), arrived);

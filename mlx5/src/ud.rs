@@ -1,8 +1,8 @@
 //! Queue pairs for unreliable datagrams: creation, and the addresses of destinations.
 //!
 //! A datagram is at most as long as a packet, may be lost, and arrives once or not at all. One queue
-//! pair sends to any number of others. [`SendQueue::send_inline_to`] and the methods beside it post
-//! a datagram to an [`AddressVector`] that [`UdQueuePair::destination`] makes.
+//! pair sends to any number of others. [`SendQueue::towards`] posts a datagram to an
+//! [`AddressVector`] that [`UdQueuePair::destination`] makes.
 
 use std::sync::Arc;
 

@@ -8,6 +8,7 @@
 //! ```
 //! # #[cfg(feature = "soft")] {
 //! use barewire_mlx5::channel::soft::Soft;
+//! use barewire_mlx5::request::{Inline, Write};
 //! use barewire_mlx5::xrc::{Domain, Initiator, Receiver, Target};
 //! use barewire_mlx5::{
 //!     Access, Buffer, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath,

@@ -11,10 +11,11 @@ use barewire::{
     RemoteKey, Unpack,
 };
 use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry};
-use barewire_mlx5::queue::send::{Binding, MAX_WRITE_INLINE, SendParts};
+use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, SendParts};
 use barewire_mlx5::request::{
-    CompareSwap, FetchAdd, Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop,
-    Prefixed, Read, Segments, Send, SendImmediate, SendInvalidate, Word, Write, WriteImmediate,
+    Bind, Binding, CompareSwap, FetchAdd, Inline, Interleave, Invalidate, Join, MaskedAdd,
+    MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop, Prefixed, Read, Segments, Send,
+    SendImmediate, SendInvalidate, Unbind, Word, Write, WriteImmediate,
 };
 use barewire_mlx5::{Access as Rights, ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
@@ -347,12 +348,22 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
             )
             .is_ok()
     }),
-    ("send_to", |queue| queue.send_to(&ADDRESS, LOCAL, FLAGS).is_ok()),
-    ("send_gather_to", |queue| queue.send_gather_to(&ADDRESS.base, &[LOCAL; 2], FLAGS).is_ok()),
-    ("send_immediate_to", |queue| queue.send_immediate_to(&ADDRESS, &[LOCAL; 2], 5, FLAGS).is_ok()),
-    ("send_inline_to", |queue| queue.send_inline_to(&ADDRESS, &[7; 30], FLAGS).is_ok()),
+    ("send_to", |queue| queue.towards(&ADDRESS).post(Send(LOCAL), FLAGS).is_ok()),
+    ("send_gather_to", |queue| {
+        queue.towards(&ADDRESS.base).post(Send(Segments(&[LOCAL; 2])), FLAGS).is_ok()
+    }),
+    ("send_immediate_to", |queue| {
+        queue
+            .towards(&ADDRESS)
+            .post(SendImmediate { local: Segments(&[LOCAL; 2]), immediate: 5 }, FLAGS)
+            .is_ok()
+    }),
+    ("send_inline_to", |queue| queue.towards(&ADDRESS).post(Send(Inline(&[7; 30])), FLAGS).is_ok()),
     ("send_inline_immediate_to", |queue| {
-        queue.send_inline_immediate_to(&ADDRESS.base, &[7; 30], 5, FLAGS).is_ok()
+        queue
+            .towards(&ADDRESS.base)
+            .post(SendImmediate { local: Inline(&[7; 30]), immediate: 5 }, FLAGS)
+            .is_ok()
     }),
     ("send_invalidate", |queue| {
         queue.post(SendInvalidate { local: Segments(&[LOCAL; 2]), rkey: 9 }, FLAGS).is_ok()
@@ -360,20 +371,42 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
     ("send_inline_invalidate", |queue| {
         queue.post(SendInvalidate { local: Inline(&[7; 30]), rkey: 9 }, FLAGS).is_ok()
     }),
-    ("local_invalidate", |queue| queue.local_invalidate(9, FLAGS).is_ok()),
-    ("bind_window", |queue| queue.bind_window(9, 10, &BINDING, FLAGS).is_ok()),
-    ("unbind_window", |queue| queue.unbind_window(10, FLAGS).is_ok()),
-    ("join", |queue| queue.join(9, Rights::all(), &[LOCAL; 4], FLAGS).is_ok()),
-    ("join, 24", |queue| queue.join(9, Rights::all(), &[LOCAL; 24], FLAGS).is_ok()),
-    ("interleave", |queue| queue.interleave(9, Rights::all(), 5, &[ENTRY; 3], FLAGS).is_ok()),
-    ("interleave, 23", |queue| queue.interleave(9, Rights::all(), 5, &[ENTRY; 23], FLAGS).is_ok()),
+    ("local_invalidate", |queue| queue.post(Invalidate { key: 9 }, FLAGS).is_ok()),
+    ("bind_window", |queue| {
+        queue.post(Bind { free: 9, key: 10, binding: BINDING, is_shared: false }, FLAGS).is_ok()
+    }),
+    ("unbind_window", |queue| queue.post(Unbind { key: 10, is_shared: false }, FLAGS).is_ok()),
+    ("join", |queue| {
+        queue.post(Join { key: 9, access: Rights::all(), ranges: &[LOCAL; 4] }, FLAGS).is_ok()
+    }),
+    ("join, 24", |queue| {
+        queue.post(Join { key: 9, access: Rights::all(), ranges: &[LOCAL; 24] }, FLAGS).is_ok()
+    }),
+    ("interleave", |queue| {
+        queue
+            .post(
+                Interleave { key: 9, access: Rights::all(), repeat: 5, entries: &[ENTRY; 3] },
+                FLAGS,
+            )
+            .is_ok()
+    }),
+    ("interleave, 23", |queue| {
+        queue
+            .post(
+                Interleave { key: 9, access: Rights::all(), repeat: 5, entries: &[ENTRY; 23] },
+                FLAGS,
+            )
+            .is_ok()
+    }),
     ("nop", |queue| queue.post(Nop, FLAGS).is_ok()),
     ("batch", |queue| {
         let mut batch = queue.batch();
         (0..16).all(|_| batch.post(Write { local: Word([7; 8]), remote: REMOTE }, FLAGS).is_ok())
     }),
     // A refusal is a result like any other.
-    ("join, too long", |queue| queue.join(9, Rights::all(), &[LOCAL; 25], FLAGS).is_err()),
+    ("join, too long", |queue| {
+        queue.post(Join { key: 9, access: Rights::all(), ranges: &[LOCAL; 25] }, FLAGS).is_err()
+    }),
     ("write_inline, too long", |queue| {
         queue.post(Write { local: Inline(&[7; 4096]), remote: REMOTE }, FLAGS).is_err()
     }),

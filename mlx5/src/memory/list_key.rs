@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::context::DomainObject;
 use crate::context::ProtectionDomain;
 use crate::error::Error;
-use crate::queue::send::MAX_RANGES;
+use crate::request::MAX_RANGES;
 
 /// Entries of the list in a memory window of verbs.
 pub(super) const SHORT: u32 = UmrControlSegment::LIST_UNIT as u32;

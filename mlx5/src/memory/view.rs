@@ -11,7 +11,8 @@ use super::{MemoryRegion, RemoteMemory};
 use crate::context::ProtectionDomain;
 use crate::doorbell::Doorbell;
 use crate::error::Error;
-use crate::queue::send::{MAX_INTERLEAVED, MAX_RANGES, SendQueue, WqeIndex};
+use crate::queue::send::{SendQueue, WqeIndex};
+use crate::request::{Interleave, Join, MAX_INTERLEAVED, MAX_RANGES};
 use crate::values::Access;
 
 /// Ranges of memory under one key, whose addresses start at 0: joined one after the other, or
@@ -92,7 +93,7 @@ impl<'m> View<'m> {
         }
         let list = list.get(..ranges.len()).unwrap_or_default();
         let key = self.key.next();
-        let index = queue.join(key, access, list, flags)?;
+        let index = queue.post(Join { key, access, ranges: list }, flags)?;
         self.posted(key, length);
         Ok(index)
     }
@@ -121,7 +122,7 @@ impl<'m> View<'m> {
             return Err(ChangeError::Length(0));
         }
         let key = self.key.next();
-        let index = queue.interleave(key, access, repeat, list, flags)?;
+        let index = queue.post(Interleave { key, access, repeat, entries: list }, flags)?;
         self.posted(key, length * u64::from(repeat));
         Ok(index)
     }

@@ -12,7 +12,8 @@ use super::{MemoryRegion, RemoteMemory};
 use crate::context::ProtectionDomain;
 use crate::doorbell::Doorbell;
 use crate::error::Error;
-use crate::queue::send::{Binding, SendQueue, WqeIndex};
+use crate::queue::send::{SendQueue, WqeIndex};
+use crate::request::{Bind, Binding, Unbind};
 use crate::values::Access;
 
 /// A memory window: a key that opens part of a region to the peer of one queue pair, until it is
@@ -169,11 +170,8 @@ impl<'m> Window<'m> {
         let key = self.key.next();
         let access = access - Access::LOCAL_WRITE;
         let binding = Binding { range, start, access };
-        let index = if SHARED {
-            queue.bind_shared_window(self.key.key(), key, &binding, flags)?
-        } else {
-            queue.bind_window(self.key.key(), key, &binding, flags)?
-        };
+        let bind = Bind { free: self.key.key(), key, binding, is_shared: SHARED };
+        let index = queue.post(bind, flags)?;
         self.key.changed(key);
         let queue_pair = (!SHARED).then(|| queue.qpn());
         let length = range.byte_count.get().into();
@@ -203,11 +201,12 @@ impl<'m> Window<'m> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, ChangeError> {
         let Some(bound) = self.bound else { return Err(ChangeError::Free) };
-        let index = match bound.queue_pair {
-            None => queue.unbind_shared_window(self.key.key(), flags)?,
-            Some(own) if own == queue.qpn() => queue.unbind_window(self.key.key(), flags)?,
+        let is_shared = match bound.queue_pair {
+            None => true,
+            Some(own) if own == queue.qpn() => false,
             Some(other) => return Err(ChangeError::QueuePair(other)),
         };
+        let index = queue.post(Unbind { key: self.key.key(), is_shared }, flags)?;
         self.bound = None;
         Ok(index)
     }

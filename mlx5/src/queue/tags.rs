@@ -17,11 +17,12 @@ use core::fmt;
 
 use barewire_layouts::cqe::{CqeOpcode, TagEvent, TagListResult};
 use barewire_layouts::tag::TagHeader;
-use barewire_layouts::wqe::{DataSegment, TagFlags, TagSegment};
+use barewire_layouts::wqe::{ControlFlags, DataSegment, TagFlags, TagSegment};
 
 use super::completion::Polled;
 use super::send::{PostError, SendQueue};
 use crate::doorbell::{BlueFlame, Doorbell};
+use crate::request::{AppendTag, ChangeTags};
 
 /// After so many unexpected messages, the list reports their number to the device even if no entry
 /// waits for it, so that counters modulo 2^16 stay comparable (UCX: every 2^14).
@@ -183,7 +184,7 @@ impl<D: Doorbell> TagList<D> {
         // The device compares the tag with the masked one of the message.
         let segment = TagSegment::append(next, tag & mask, mask, TagFlags::COMPLETION)
             .with_software_count(self.processed);
-        let wqe = self.send.append_tag(&segment, buffer)?;
+        let wqe = self.send.post(AppendTag { entry: &segment, buffer }, ControlFlags::empty())?;
         self.note(wqe.0, index);
         (self.next, self.free) = (next, free);
         if let Some(entry) = self.entries.get_mut(usize::from(index)) {
@@ -206,7 +207,7 @@ impl<D: Doorbell> TagList<D> {
         }
         let segment =
             TagSegment::remove(index, TagFlags::COMPLETION).with_software_count(self.processed);
-        let wqe = self.send.change_tags(&segment)?;
+        let wqe = self.send.post(ChangeTags(&segment), ControlFlags::empty())?;
         (entry.due, entry.removing) = (entry.due + 1, true);
         self.note(wqe.0, index);
         Ok(true)
@@ -219,7 +220,7 @@ impl<D: Doorbell> TagList<D> {
     /// [`PostError::QueueFull`].
     pub fn synchronize(&mut self) -> Result<(), PostError> {
         let segment = TagSegment::nop(TagFlags::COMPLETION).with_software_count(self.processed);
-        let wqe = self.send.change_tags(&segment)?;
+        let wqe = self.send.post(ChangeTags(&segment), ControlFlags::empty())?;
         self.note(wqe.0, NONE);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The test of each family.
 
-use crate::request::{Inline, Send, Write};
+use crate::request::{Inline, Send, SendTagged, Write};
 use std::time::Duration;
 
 use barewire_layouts::tag::{TagHeader, TagOpcode};
@@ -124,7 +124,10 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
     loop {
         match bench.report(&mut sends, |polled| tags.list.completed(polled))? {
             TagReport::Appended(which) if which == entry => {
-                posted(sender.send.send_tagged_inline(&header, &bytes, SIGNALED))?;
+                posted(sender.send.post(
+                    SendTagged { header: &header, payload: Inline(&bytes) },
+                    SIGNALED,
+                ))?;
             }
             TagReport::Arrived { entry: which, length: 8, .. } if which == entry => break,
             TagReport::Matched { entry: which, .. } if which == entry => {}
@@ -200,7 +203,7 @@ pub(super) fn datagrams(bench: &mut Bench) -> Result<(), Failure> {
     pair.receive.publish();
     let bytes = pattern(LENGTHS[1]);
     for _ in 0..most {
-        posted(pair.send.send_inline_to(&to, &bytes, SIGNALED))?;
+        posted(pair.send.towards(&to).post(Send(Inline(&bytes)), SIGNALED))?;
         while let Some(completion) = bench.within(each)? {
             match completion.kind {
                 CompletionKind::Send => pair.send.reap(completion.wqe_counter),

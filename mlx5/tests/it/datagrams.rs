@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::Destination;
+use barewire_mlx5::request::{Inline, Segments, Send, SendImmediate};
 use barewire_mlx5::ud::{RECEIVE_PREFIX, UdPeer};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error,
@@ -116,13 +117,17 @@ fn datagrams_of_every_kind_arrive_with_their_sender() {
 
     let send = &mut ours.pair.send;
     let none = ControlFlags::empty();
-    send.send_inline_to(&to, &[], none).unwrap();
-    send.send_inline_to(&to, &inline, none).unwrap();
-    send.send_inline_immediate_to(&to, b"x", 0x0102_0304, none).unwrap();
-    send.send_to(&to, whole, none).unwrap();
-    send.send_gather_to(&to, &parts, none).unwrap();
-    send.send_immediate_to(&to, &[whole], 7, ControlFlags::COMPLETION).unwrap();
-    let too_long = send.send_inline_to(&to, &bytes(inline.len() + 1), none);
+    send.towards(&to).post(Send(Inline(&[])), none).unwrap();
+    send.towards(&to).post(Send(Inline(&inline)), none).unwrap();
+    send.towards(&to)
+        .post(SendImmediate { local: Inline(b"x"), immediate: 0x0102_0304 }, none)
+        .unwrap();
+    send.towards(&to).post(Send(whole), none).unwrap();
+    send.towards(&to).post(Send(Segments(&parts)), none).unwrap();
+    send.towards(&to)
+        .post(SendImmediate { local: Segments(&[whole]), immediate: 7 }, ControlFlags::COMPLETION)
+        .unwrap();
+    let too_long = send.towards(&to).post(Send(Inline(&bytes(inline.len() + 1))), none);
     assert_eq!(too_long, Err(PostError::TooLong));
 
     let pieces = [&bytes(longest)[..5], &bytes(longest)[100..107]].concat();
@@ -147,20 +152,24 @@ fn a_datagram_that_nobody_may_take_is_dropped_and_the_next_one_arrives() {
     let [mut ours, mut theirs] = [(); 2].map(|()| End::new(&context, UdConfig::default()));
     let to = ours.to(&theirs);
     // Without a receive WQE.
-    ours.pair.send.send_inline_to(&to, b"early", ControlFlags::COMPLETION).unwrap();
+    ours.pair.send.towards(&to).post(Send(Inline(b"early")), ControlFlags::COMPLETION).unwrap();
     assert_eq!(ours.wait_sent().kind, CompletionKind::Send);
     // With another key, and to a queue pair that does not exist.
     let peer = UdPeer::new(context.port_address(), theirs.pair.number());
     let foreign = ours.pair.destination(&UdPeer { queue_key: 5, ..peer }).unwrap();
     let nobody = ours.pair.destination(&UdPeer { qpn: 0x00ff_fff0, ..peer }).unwrap();
     for destination in [foreign, nobody] {
-        ours.pair.send.send_inline_to(&destination, b"lost", ControlFlags::COMPLETION).unwrap();
+        ours.pair
+            .send
+            .towards(&destination)
+            .post(Send(Inline(b"lost")), ControlFlags::COMPLETION)
+            .unwrap();
         assert_eq!(ours.wait_sent().kind, CompletionKind::Send);
     }
     // The early one is dropped when it arrives, which may be after the post of a receive WQE, but
     // not after the datagrams behind it.
     theirs.post_receives(2);
-    ours.pair.send.send_inline_to(&to, b"last", ControlFlags::COMPLETION).unwrap();
+    ours.pair.send.towards(&to).post(Send(Inline(b"last")), ControlFlags::COMPLETION).unwrap();
     let (_, number, mut payload) = theirs.receive();
     if payload == b"early" {
         payload = theirs.receive().2;
@@ -179,7 +188,13 @@ fn thousands_of_datagrams_through_small_rings() {
     theirs.post_receives(2);
     for number in 0..COUNT {
         let payload = &number.to_le_bytes()[..=number as usize % 4];
-        while ours.pair.send.send_inline_to(&to, payload, ControlFlags::empty()).is_err() {
+        while ours
+            .pair
+            .send
+            .towards(&to)
+            .post(Send(Inline(payload)), ControlFlags::empty())
+            .is_err()
+        {
             ours.wait_sent();
         }
         let (kind, _, got) = theirs.receive();
@@ -206,7 +221,7 @@ fn a_reset_empties_the_queues_and_wrong_values_say_what_is_wanted() {
     assert_eq!(theirs.pair.state().unwrap(), QpState::Rts);
     theirs.post_receives(1);
     let to = ours.to(&theirs);
-    ours.pair.send.send_inline_to(&to, b"again", ControlFlags::COMPLETION).unwrap();
+    ours.pair.send.towards(&to).post(Send(Inline(b"again")), ControlFlags::COMPLETION).unwrap();
     assert_eq!(theirs.receive().2, b"again");
     assert_eq!(ours.wait_sent().kind, CompletionKind::Send);
 

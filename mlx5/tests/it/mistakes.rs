@@ -102,7 +102,7 @@ fn mistake_04_the_roce_address_vector() {
     let to = AddressVector::roce(0x010203, 0x11223344, [1, 2, 3, 4, 5, 6], gid, 0xc001, 9, 77);
     let to = AddressVector { traffic_class: 0x68, ..to };
     let mut plain = PlainQueue::new(5, 16, 2);
-    plain.queue.send_inline_to(&to, &[1], ControlFlags::COMPLETION).unwrap();
+    plain.queue.towards(&to).post(Send(Inline(&[1])), ControlFlags::COMPLETION).unwrap();
     let vector = &plain.ring(0, 64)[16..];
     assert_eq!(vector[..16], [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 0x80, 1, 2, 3, 0, 0, 0xc0, 1]);
     assert_eq!(vector[16..20], [0; 4], "reserved");

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
 use barewire_mlx5::queue::tags::TagReport;
+use barewire_mlx5::request::{Inline, Segments, SendRendezvous, SendTagged};
 use barewire_mlx5::tags::{RendezvousPair, TagConfig, TagQueue};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Error,
@@ -143,11 +144,14 @@ impl Node {
 
     /// Sends `data` with a tag: inline if it fits.
     fn send(&mut self, header: &TagHeader, data: &[u8]) {
-        let posted = self.sender.send.send_tagged_inline(header, data, DONE);
+        let posted = self.sender.send.post(SendTagged { header, payload: Inline(data) }, DONE);
         if posted == Err(PostError::TooLong) {
             self.source.write(0, data).unwrap();
             let segment = self.source.region().segment(0, data.len()).unwrap();
-            self.sender.send.send_tagged(header, &[segment], DONE).unwrap();
+            self.sender
+                .send
+                .post(SendTagged { header, payload: Segments(&[segment]) }, DONE)
+                .unwrap();
         } else {
             posted.unwrap();
         }
@@ -164,7 +168,10 @@ impl Node {
             length: (data.len() as u32).into(),
         };
         let header = TagHeader::new(TagOpcode::Rendezvous, 9, tag);
-        self.sender.send.send_rendezvous(&header, &data, b"program", DONE).unwrap();
+        self.sender
+            .send
+            .post(SendRendezvous { header: &header, data: &data, program: b"program" }, DONE)
+            .unwrap();
     }
 
     /// The report of a message that matches, with its header; without data of several packets, one.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::cqe::Syndrome;
 use barewire_mlx5::memory::{ChangeError, Interleaved, View};
-use barewire_mlx5::request::{Inline, Read, SendInvalidate, Write};
+use barewire_mlx5::request::{Bind, Binding, Inline, Read, SendInvalidate, Write};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
     DataSegment, Error, MemoryConfig, PostError, ProtectionDomain, RcConfig, RcPath, RcQueuePair,
@@ -574,16 +574,17 @@ fn wrong_layouts_are_refused_before_the_device_sees_them() {
         assert_eq!(none, Err(ChangeError::Length(0)));
         assert_eq!(queue.posted(), posted);
         view.stride(queue, Access::empty(), good, 2048, DONE).unwrap();
-        while queue.bind_window(1, 2, &BINDING, ControlFlags::empty()).is_ok() {}
+        while queue.post(BIND, ControlFlags::empty()).is_ok() {}
         let full = view.stride(queue, Access::empty(), good, 2048, DONE);
         assert_eq!(full, Err(ChangeError::Post(PostError::QueueFull)));
     });
 }
 
-const BINDING: barewire_mlx5::queue::send::Binding = barewire_mlx5::queue::send::Binding {
-    range: DataSegment::new(0, 8, 0),
-    start: 0,
-    access: Access::REMOTE_READ,
+const BIND: Bind = Bind {
+    free: 1,
+    key: 2,
+    binding: Binding { range: DataSegment::new(0, 8, 0), start: 0, access: Access::REMOTE_READ },
+    is_shared: false,
 };
 
 #[test]

@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::memory::{self as device, ChangeError as Refused};
-use barewire_mlx5::queue::send::{MAX_RANGES, MAX_WQE_BLOCKS};
+use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
+use barewire_mlx5::request::MAX_RANGES;
 use barewire_mlx5::{self as mlx5, ControlFlags, MemoryRegion, WqeIndex};
 use barewire_shared_bytes::SharedBytes;
 

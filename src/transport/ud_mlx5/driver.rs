@@ -8,6 +8,7 @@ use std::rc::Rc;
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::request::{Inline, Send, Words};
 use barewire_mlx5::ud::UdPeer;
 use barewire_mlx5::{
     Completion, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Family, Notifier,
@@ -115,13 +116,13 @@ impl ud::Queue for Queue {
 
     #[inline(never)]
     fn send_inline(&mut self, to: &AddressVector, packet: &[u8]) -> Result<u16, QueueFull> {
-        let sent = self.pair.send.send_inline_to(to, packet, ControlFlags::empty());
+        let sent = self.pair.send.towards(to).post(Send(Inline(packet)), ControlFlags::empty());
         sent.map(|WqeIndex(index)| index).map_err(|_| QueueFull)
     }
 
     #[inline(always)]
     fn send_words(&mut self, to: &AddressVector, words: [u64; 4]) -> Result<u16, QueueFull> {
-        let sent = self.pair.send.send_words_to(to, words, ControlFlags::empty());
+        let sent = self.pair.send.towards(to).post(Send(Words(words)), ControlFlags::empty());
         sent.map(|WqeIndex(index)| index).map_err(|_| QueueFull)
     }
 
@@ -134,7 +135,7 @@ impl ud::Queue for Queue {
         key: u32,
     ) -> Result<u16, QueueFull> {
         let segment = DataSegment::new(address, length, key);
-        let sent = self.pair.send.send_to(to, segment, ControlFlags::empty());
+        let sent = self.pair.send.towards(to).post(Send(segment), ControlFlags::empty());
         sent.map(|WqeIndex(index)| index).map_err(|_| QueueFull)
     }
 

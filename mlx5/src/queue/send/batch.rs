@@ -3,12 +3,11 @@
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 
-use barewire_layouts::wqe::{ControlFlags, DataSegment, RepeatEntry};
+use barewire_layouts::wqe::ControlFlags;
 
 use super::request::Request;
-use super::{Binding, Destination, Directed, PostError, SendQueue, WqeIndex};
+use super::{Destination, Directed, PostError, SendQueue, WqeIndex};
 use crate::doorbell::{BlueFlame, Deferred, Doorbell};
-use crate::values::Access;
 
 /// WQEs that wait for a later doorbell, for a program that posts them from several calls.
 impl<D: Doorbell> SendQueue<D> {
@@ -154,39 +153,6 @@ impl<D: Doorbell> Batch<'_, D> {
     pub fn request_completion(&mut self) {
         self.copy.request_completion();
     }
-}
-
-macro_rules! posts {
-    ($($name:ident$(<$generic:ident: $bound:ident>)?($($argument:ident: $type:ty),*))+) => {
-        /// The posting functions.
-        impl<D: Doorbell> Batch<'_, D> {$(
-            #[doc = concat!("As [`SendQueue::", stringify!($name), "`].")]
-            ///
-            /// # Errors
-            /// Those of the function of [`SendQueue`].
-            #[inline(always)]
-            pub fn $name$(<$generic: $bound>)?(
-                &mut self,
-                $($argument: $type,)*
-                flags: ControlFlags,
-            ) -> Result<WqeIndex, PostError> {
-                self.copy.$name($($argument,)* flags)
-            }
-        )+}
-    };
-}
-
-posts! {
-    local_invalidate(key: u32)
-    bind_window(free: u32, key: u32, binding: &Binding)
-    unbind_window(key: u32)
-    join(key: u32, access: Access, ranges: &[DataSegment])
-    interleave(key: u32, access: Access, repeat: u32, entries: &[RepeatEntry])
-    send_to<A: Destination>(destination: &A, local: DataSegment)
-    send_gather_to<A: Destination>(destination: &A, local: &[DataSegment])
-    send_immediate_to<A: Destination>(destination: &A, local: &[DataSegment], immediate: u32)
-    send_inline_to<A: Destination>(destination: &A, payload: &[u8])
-    send_inline_immediate_to<A: Destination>(destination: &A, payload: &[u8], immediate: u32)
 }
 
 impl<D: Doorbell> Deref for Batch<'_, D> {

@@ -71,10 +71,8 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         flags: ControlFlags,
         body: impl Body,
     ) -> Result<WqeIndex, PostError> {
-        let Head { opcode, modifier, immediate } = head;
         let marks = Marks { flags, stream: self.destination.stream() };
-        let body = Addressed::new(self.destination, body);
-        self.queue.post_modified(opcode, modifier, immediate, marks, body)
+        self.queue.post_wqe(head, marks, Addressed::new(self.destination, body))
     }
 }
 

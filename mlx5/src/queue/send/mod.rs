@@ -13,7 +13,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{Ordering, compiler_fence};
 use std::sync::Arc;
 
-use barewire_layouts::wqe::{ControlFlags, DS, InlineHeader, Opcode, WQEBB};
+use barewire_layouts::wqe::{ControlFlags, DS, InlineHeader, WQEBB};
 
 use super::ring::{Ring, Wrapping};
 use crate::barrier;
@@ -26,19 +26,13 @@ use request::{Head, Request};
 mod batch;
 mod destination;
 mod directed;
-mod invalidate;
-mod registration;
 pub mod request;
-mod tag;
 #[cfg(test)]
 mod tests;
-mod ud;
 
 pub use batch::Batch;
 pub use destination::{Connected, Destination, OnStream};
 pub use directed::Directed;
-pub use registration::{Binding, MAX_INTERLEAVED, MAX_RANGES};
-pub use tag::{MAX_RENDEZVOUS_DATA, MAX_TAGGED_INLINE};
 
 /// Blocks of the longest WQE that fits one half of a BlueFlame register. The device fetches longer
 /// ones.
@@ -48,7 +42,7 @@ const MAX_WQE_BYTES: usize = MAX_WQE_BLOCKS as usize * WQEBB;
 pub const MAX_WRITE_INLINE: usize = MAX_WQE_BYTES - 2 * DS - size_of::<InlineHeader>();
 /// Longest payload of an inline send, in bytes.
 pub const MAX_SEND_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<InlineHeader>();
-/// Bytes that fill the unit of an inline header: see [`SendQueue::send_inline_prefixed`].
+/// Bytes that fill the unit of an inline header: see [`request::Prefixed`].
 pub const PREFIX: usize = DS - size_of::<InlineHeader>();
 /// A value of [`SendParts::signal_period`]: no completions except those that posts request. The
 /// caller must request enough to regain room.
@@ -467,34 +461,6 @@ impl<D: Doorbell> SendQueue<D> {
 
 /// The implementation that all posts share.
 impl<D: Doorbell> SendQueue<D> {
-    /// Posts a WQE of one block: a control segment and the first `UNITS - 1` of `units`.
-    #[inline(always)]
-    fn post_block<const UNITS: usize>(
-        &mut self,
-        opcode: Opcode,
-        immediate: u32,
-        flags: impl Into<Marks>,
-        [a, b, c]: [Unit; 3],
-    ) -> Result<WqeIndex, PostError> {
-        self.post_blocks::<1, UNITS>(opcode, 0, immediate, flags, [[Unit::zero(), a, b, c]])
-    }
-
-    /// Posts a WQE of `UNITS` units: `blocks`, whose first unit is replaced by the control segment.
-    /// `modifier` modifies the opcode.
-    #[inline(always)]
-    fn post_blocks<const BLOCKS: usize, const UNITS: usize>(
-        &mut self,
-        opcode: Opcode,
-        modifier: u8,
-        immediate: u32,
-        flags: impl Into<Marks>,
-        blocks: [Block; BLOCKS],
-    ) -> Result<WqeIndex, PostError> {
-        const { assert!(UNITS.div_ceil(BLOCK_UNITS) == BLOCKS) };
-        let head = Head { opcode, modifier, immediate };
-        self.post_fixed(head, flags.into(), UNITS, blocks)
-    }
-
     /// Posts a WQE whose number of units the compiler knows: `blocks`, whose first unit is replaced
     /// by the control segment.
     #[inline(always)]
@@ -505,9 +471,8 @@ impl<D: Doorbell> SendQueue<D> {
         units: usize,
         mut blocks: [Block; BLOCKS],
     ) -> Result<WqeIndex, PostError> {
-        let Head { opcode, modifier, immediate } = head;
         let index = self.producer;
-        let control = self.control(opcode, modifier, units as u32, marks, immediate);
+        let control = self.control(head, units as u32, marks);
         blocks[0][0] = self.admit(control, BLOCKS as u32)?;
         for (at, block) in blocks.iter().enumerate() {
             self.ring.store_block(index.wrapping_add(at as u64), block, units - at * BLOCK_UNITS);
@@ -521,28 +486,14 @@ impl<D: Doorbell> SendQueue<D> {
     #[inline(always)]
     fn post_wqe(
         &mut self,
-        opcode: Opcode,
-        immediate: u32,
-        flags: ControlFlags,
-        body: impl Body,
-    ) -> Result<WqeIndex, PostError> {
-        self.post_modified(opcode, 0, immediate, flags, body)
-    }
-
-    /// Like [`Self::post_wqe`]; `modifier` modifies the opcode.
-    #[inline(always)]
-    fn post_modified(
-        &mut self,
-        opcode: Opcode,
-        modifier: u8,
-        immediate: u32,
-        flags: impl Into<Marks>,
+        head: Head,
+        marks: Marks,
         body: impl Body,
     ) -> Result<WqeIndex, PostError> {
         let units = 1 + body.units();
         let blocks = units.div_ceil(BLOCK_UNITS as u32);
         let index = self.producer;
-        let control = self.control(opcode, modifier, units, flags.into(), immediate);
+        let control = self.control(head, units, marks);
         let control = self.admit(control, blocks)?;
         match self.ring.linear(index, blocks) {
             Some(mut sink) => {
@@ -558,14 +509,8 @@ impl<D: Doorbell> SendQueue<D> {
 
     /// The control segment of the next WQE.
     #[inline(always)]
-    fn control(
-        &self,
-        opcode: Opcode,
-        modifier: u8,
-        units: u32,
-        marks: Marks,
-        immediate: u32,
-    ) -> Unit {
+    fn control(&self, head: Head, units: u32, marks: Marks) -> Unit {
+        let Head { opcode, modifier, immediate } = head;
         let (own, units) = (marks.word(immediate), u64::from(units.to_be()) << 32);
         let index = self.producer as u32 & 0xffff;
         let first = (u32::from(modifier) << 24 | index << 8 | opcode as u32).to_be();

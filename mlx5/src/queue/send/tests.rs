@@ -1,7 +1,7 @@
 //! Tests the arithmetic of room for every state of a small ring, before and after its counters
 //! wrap.
 
-use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
+use barewire_layouts::wqe::{DataSegment, Opcode, RemoteAddressSegment};
 
 use super::*;
 use crate::request::{Inline, Nop, Segments, Write};
@@ -106,7 +106,7 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                         queue.fence();
                     }
                     let own = ControlFlags::empty();
-                    let control = queue.control(Opcode::Nop, 0, 1, own.into(), 0);
+                    let control = queue.control(Head::of(Opcode::Nop), 1, own.into());
                     let control = queue.admit(control, blocks).unwrap();
                     let mut wanted = if fenced { ControlFlags::FENCE } else { own };
                     let is_last = |block: u64| (block + 1).is_multiple_of(period.into());

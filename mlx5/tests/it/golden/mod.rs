@@ -16,8 +16,8 @@ use std::process::Command;
 use barewire_mlx5::layouts::wqe::{AddressVector, CompactAddressVector};
 use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS};
 use barewire_mlx5::request::{
-    Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop, Segments, Send, Word,
-    Write,
+    Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop, Segments, Send,
+    SendImmediate, Word, Words, Write,
 };
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, PostError, ProtectionDomain, RcConfig, RcPath,
@@ -300,11 +300,15 @@ fn masked_atomics_of_either_width() {
 fn datagrams_in_every_form() {
     let mut plain = PlainQueue::new(0x4c, 16, 2);
     let compact = CompactAddressVector::new(0x4d, 0x1111_1111, 1);
-    plain.queue.send_inline_to(&compact, &[1, 2, 3], ControlFlags::SOLICITED).unwrap();
+    plain.queue.towards(&compact).post(Send(Inline(&[1, 2, 3])), ControlFlags::SOLICITED).unwrap();
     let gid = core::array::from_fn(|at| at as u8);
     let roce =
         AddressVector::roce(0x4d, 0x1111_1111, [0xa, 0xb, 0xc, 0xd, 0xe, 0xf], gid, 0xc123, 2, 64);
-    plain.queue.send_to(&roce, DataSegment::new(0x1000, 64, 7), ControlFlags::COMPLETION).unwrap();
+    plain
+        .queue
+        .towards(&roce)
+        .post(Send(DataSegment::new(0x1000, 64, 7)), ControlFlags::COMPLETION)
+        .unwrap();
     let ring = hex(&plain.ring(0, 3 * 64));
     let (control, address) =
         ("0000000a00004c030000000200000000", "11111111000000000000004d00000001");
@@ -334,8 +338,11 @@ fn datagrams_of_words() {
             continue;
         }
         let flags = if lap == 3 { ControlFlags::SOLICITED } else { ControlFlags::empty() };
-        let index = of_words.queue.send_words_to(&roce, words, flags).unwrap();
-        assert_eq!(of_bytes.queue.send_inline_to(&roce, bytes.as_flattened(), flags), Ok(index));
+        let index = of_words.queue.towards(&roce).post(Send(Words(words)), flags).unwrap();
+        assert_eq!(
+            of_bytes.queue.towards(&roce).post(Send(Inline(bytes.as_flattened())), flags),
+            Ok(index)
+        );
         assert_eq!(of_words.register(), of_bytes.register());
         for plain in [&mut *of_words, &mut *of_bytes] {
             plain.queue.reap(index.0);
@@ -347,7 +354,8 @@ fn datagrams_of_words() {
     };
     assert_eq!(used(of_words), used(of_bytes));
     let mut full = PlainQueue::new(0x4c, 16, 2);
-    let posted = (0..9).map(|_| full.queue.send_words_to(&roce, words, ControlFlags::empty()));
+    let posted =
+        (0..9).map(|_| full.queue.towards(&roce).post(Send(Words(words)), ControlFlags::empty()));
     assert_eq!(posted.flatten().count(), 8);
 }
 
@@ -358,17 +366,25 @@ fn the_longest_datagrams() {
     let (full, compact) = (AddressVector::infiniband(2, 3, 4), CompactAddressVector::new(2, 3, 4));
     assert_eq!((AddressVector::MAX_INLINE, CompactAddressVector::MAX_INLINE), (188, 220));
     let flags = ControlFlags::COMPLETION;
-    assert_eq!(queue.send_inline_to(&full, &[0; 189], flags), Err(PostError::TooLong));
+    assert_eq!(queue.towards(&full).post(Send(Inline(&[0; 189])), flags), Err(PostError::TooLong));
     assert_eq!(
-        queue.send_inline_immediate_to(&compact, &[0; 221], 7, flags),
+        queue
+            .towards(&compact)
+            .post(SendImmediate { local: Inline(&[0; 221]), immediate: 7 }, flags),
         Err(PostError::TooLong)
     );
     let segments = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
-    assert_eq!(queue.send_gather_to(&full, &segments, flags), Err(PostError::TooLong));
+    assert_eq!(
+        queue.towards(&full).post(Send(Segments(&segments)), flags),
+        Err(PostError::TooLong)
+    );
     assert_eq!(queue.room(), 64, "a refused post takes no room");
-    queue.send_inline_to(&full, &[0; 188], flags).unwrap();
-    queue.send_inline_immediate_to(&compact, &[0; 220], 7, flags).unwrap();
-    queue.send_gather_to(&full, &segments[1..], flags).unwrap();
+    queue.towards(&full).post(Send(Inline(&[0; 188])), flags).unwrap();
+    queue
+        .towards(&compact)
+        .post(SendImmediate { local: Inline(&[0; 220]), immediate: 7 }, flags)
+        .unwrap();
+    queue.towards(&full).post(Send(Segments(&segments[1..])), flags).unwrap();
     assert_eq!(queue.room(), 64 - 4 - 4 - 5);
     assert_eq!(
         plain.ring(8, 8)[4..],

@@ -5,8 +5,11 @@
 use barewire_mlx5::layouts::be::{Be32, Be64};
 use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
 use barewire_mlx5::layouts::wqe::{TagFlags, TagSegment};
-use barewire_mlx5::queue::send::{MAX_RENDEZVOUS_DATA, MAX_SEGMENTS, MAX_TAGGED_INLINE};
-use barewire_mlx5::request::{Inline, Nop, Send};
+use barewire_mlx5::queue::send::MAX_SEGMENTS;
+use barewire_mlx5::request::{
+    AppendTag, ChangeTags, Inline, MAX_RENDEZVOUS_DATA, MAX_TAGGED_INLINE, Nop, Segments, Send,
+    SendRendezvous, SendTagged,
+};
 use barewire_mlx5::{ControlFlags, DataSegment, PostError};
 
 use super::check;
@@ -44,7 +47,10 @@ fn list_operations_are_byte_for_byte_libmlx5s() {
     for (segment, text) in appends {
         plain.reap();
         // libmlx5 requests the completion of a list operation in the segment only.
-        plain.queue.append_tag(&segment, buffer()).unwrap();
+        plain
+            .queue
+            .post(AppendTag { entry: &segment, buffer: buffer() }, ControlFlags::empty())
+            .unwrap();
         let mut wanted = bytes(text).unwrap();
         wanted.extend([0, 0, 0, 0x40, 9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8]);
         compare(&plain, &wanted);
@@ -61,7 +67,7 @@ fn list_operations_are_byte_for_byte_libmlx5s() {
     ];
     for (segment, text) in changes {
         plain.reap();
-        plain.queue.change_tags(&segment).unwrap();
+        plain.queue.post(ChangeTags(&segment), ControlFlags::empty()).unwrap();
         compare(&plain, &bytes(text).unwrap());
     }
 }
@@ -77,7 +83,13 @@ fn compare(plain: &PlainQueue, wanted: &[u8]) {
 fn an_empty_buffer_is_named_by_the_invalid_key() {
     let mut plain = PlainQueue::new(QPN, 16, 2);
     let segment = TagSegment::append(1, TAG, u64::MAX, TagFlags::COMPLETION);
-    plain.queue.append_tag(&segment, DataSegment::new(7, 0, 9)).unwrap();
+    plain
+        .queue
+        .post(
+            AppendTag { entry: &segment, buffer: DataSegment::new(7, 0, 9) },
+            ControlFlags::empty(),
+        )
+        .unwrap();
     assert_eq!(plain.posted()[48..64], [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
 
@@ -89,27 +101,45 @@ fn tagged_sends_carry_the_header_in_front_of_the_data() {
     carried.extend(TAG.to_be_bytes());
     for length in 0..=MAX_TAGGED_INLINE {
         let (mut ours, mut theirs) = (PlainQueue::new(QPN, 16, 2), PlainQueue::new(QPN, 16, 2));
-        ours.queue.send_tagged_inline(&header, &data[..length], NO_FLAGS).unwrap();
+        ours.queue
+            .post(SendTagged { header: &header, payload: Inline(&data[..length]) }, NO_FLAGS)
+            .unwrap();
         let message = [&carried[..], &data[..length]].concat();
         theirs.queue.post(Send(Inline(&message)), NO_FLAGS).unwrap();
         assert_eq!(ours.posted(), theirs.posted(), "{length} bytes");
         assert_eq!(ours.register(), theirs.register(), "{length} bytes");
     }
     let mut plain = PlainQueue::new(QPN, 16, 2);
-    let too_long = plain.queue.send_tagged_inline(&header, &data, NO_FLAGS);
+    let too_long =
+        plain.queue.post(SendTagged { header: &header, payload: Inline(&data) }, NO_FLAGS);
     assert_eq!(too_long, Err(PostError::TooLong));
 
     let mut wanted = vec![0x80, 0, 0, 16];
     wanted.extend(&carried);
     wanted.resize(32, 0);
     wanted.extend([0, 0, 0, 0x40, 9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8]);
-    plain.queue.send_tagged(&header, &[buffer(), DataSegment::new(1, 0, 2)], NO_FLAGS).unwrap();
+    plain
+        .queue
+        .post(
+            SendTagged {
+                header: &header,
+                payload: Segments(&[buffer(), DataSegment::new(1, 0, 2)]),
+            },
+            NO_FLAGS,
+        )
+        .unwrap();
     let written = plain.posted();
     assert_eq!((written[3], written[7]), (0x0a, 4), "a send of four units");
     assert_eq!(written[16..], wanted);
     let many = [buffer(); MAX_SEGMENTS - 1];
-    assert_eq!(plain.queue.send_tagged(&header, &many, NO_FLAGS), Err(PostError::TooLong));
-    plain.queue.send_tagged(&header, &many[1..], NO_FLAGS).unwrap();
+    assert_eq!(
+        plain.queue.post(SendTagged { header: &header, payload: Segments(&many) }, NO_FLAGS),
+        Err(PostError::TooLong)
+    );
+    plain
+        .queue
+        .post(SendTagged { header: &header, payload: Segments(&many[1..]) }, NO_FLAGS)
+        .unwrap();
 }
 
 #[test]
@@ -126,12 +156,16 @@ fn a_rendezvous_names_the_data() {
     for length in [0, 1, 8, MAX_RENDEZVOUS_DATA] {
         let program = &[0xaa; MAX_RENDEZVOUS_DATA][..length];
         let (mut ours, mut theirs) = (PlainQueue::new(QPN, 16, 2), PlainQueue::new(QPN, 16, 2));
-        ours.queue.send_rendezvous(&header, &data, program, NO_FLAGS).unwrap();
+        ours.queue
+            .post(SendRendezvous { header: &header, data: &data, program }, NO_FLAGS)
+            .unwrap();
         theirs.queue.post(Send(Inline(&[&carried[..], program].concat())), NO_FLAGS).unwrap();
         assert_eq!(ours.posted(), theirs.posted(), "{length} bytes");
     }
     let mut plain = PlainQueue::new(QPN, 16, 2);
     let program = [0; MAX_RENDEZVOUS_DATA + 1];
-    let posted = plain.queue.send_rendezvous(&header, &data, &program, NO_FLAGS);
+    let posted = plain
+        .queue
+        .post(SendRendezvous { header: &header, data: &data, program: &program }, NO_FLAGS);
     assert_eq!(posted, Err(PostError::TooLong));
 }

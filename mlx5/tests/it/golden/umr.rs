@@ -3,8 +3,9 @@
 //! the end of a ring: `libmlx5-umr.jsonl`. Bytes that libmlx5 leaves are `ee`.
 
 use barewire_mlx5::layouts::wqe::RepeatEntry;
-use barewire_mlx5::queue::send::{Binding, MAX_INTERLEAVED, MAX_RANGES};
-use barewire_mlx5::request::Write;
+use barewire_mlx5::request::{
+    Bind, Binding, Interleave, Invalidate, Join, MAX_INTERLEAVED, MAX_RANGES, Unbind, Write,
+};
 use barewire_mlx5::{Access, ControlFlags, DataSegment, PostError, RemoteAddressSegment};
 use serde_json::Value;
 
@@ -69,28 +70,42 @@ fn every_change_is_byte_for_byte_libmlx5s() {
                     start: if rights & ZERO_BASED == 0 { address } else { 0 },
                     access: access(&line),
                 };
-                queue.bind_window(named, number(&line, "key") as u32, &binding, flags)
+                queue.post(
+                    Bind {
+                        free: named,
+                        key: number(&line, "key") as u32,
+                        binding,
+                        is_shared: false,
+                    },
+                    flags,
+                )
             }
             "unbind" => {
                 // libmlx5 names the window by its first key, whose low byte the device ignores.
                 let key = number(&line, "key") as u32;
                 assert_eq!(named >> 8, key >> 8);
-                let posted = queue.unbind_window(key, flags);
+                let posted = queue.post(Unbind { key, is_shared: false }, flags);
                 let written = plain.ring(at as usize, wanted.len());
                 assert_eq!(written[12..16], key.to_be_bytes());
                 posted
             }
-            "invalidate" => queue.local_invalidate(named, flags),
+            "invalidate" => queue.post(Invalidate { key: named }, flags),
             "write" => {
                 let (address, lkey) = (number(&line, "address"), number(&line, "lkey") as u32);
                 let remote = RemoteAddressSegment::new(address, lkey);
                 queue.post(Write { local: DataSegment::new(address, 8, lkey), remote }, flags)
             }
-            "list" => queue.join(named, access(&line), &ranges(&line, 128, 512), flags),
+            "list" => queue.post(
+                Join { key: named, access: access(&line), ranges: &ranges(&line, 128, 512) },
+                flags,
+            ),
             "interleaved" => {
                 let entries: Vec<_> = ranges(&line, 64, 4096).iter().map(repeated).collect();
                 let repeat = number(&line, "repeat") as u32;
-                queue.interleave(named, access(&line), repeat, &entries, flags)
+                queue.post(
+                    Interleave { key: named, access: access(&line), repeat, entries: &entries },
+                    flags,
+                )
             }
             other => panic!("{other}"),
         }
@@ -123,11 +138,22 @@ fn the_longest_lists_fit_and_longer_ones_are_refused() {
     let (ranges, entries) = ([range; MAX_RANGES + 1], [repeated(&range); MAX_INTERLEAVED + 1]);
     let (rights, flags) = (Access::all(), ControlFlags::empty());
     let queue = &mut plain.queue;
-    queue.join(0x100, rights, &ranges[1..], flags).unwrap();
+    queue.post(Join { key: 0x100, access: rights, ranges: &ranges[1..] }, flags).unwrap();
     assert_eq!(queue.posted(), 8);
-    queue.interleave(0x100, rights, 3, &entries[1..], flags).unwrap();
+    queue
+        .post(Interleave { key: 0x100, access: rights, repeat: 3, entries: &entries[1..] }, flags)
+        .unwrap();
     assert_eq!(queue.posted(), 16);
-    assert_eq!(queue.join(0x100, rights, &ranges, flags), Err(PostError::TooLong));
-    assert_eq!(queue.interleave(0x100, rights, 3, &entries, flags), Err(PostError::TooLong));
-    assert_eq!(queue.join(0x100, rights, &[range], flags), Err(PostError::QueueFull));
+    assert_eq!(
+        queue.post(Join { key: 0x100, access: rights, ranges: &ranges }, flags),
+        Err(PostError::TooLong)
+    );
+    assert_eq!(
+        queue.post(Interleave { key: 0x100, access: rights, repeat: 3, entries: &entries }, flags),
+        Err(PostError::TooLong)
+    );
+    assert_eq!(
+        queue.post(Join { key: 0x100, access: rights, ranges: &[range] }, flags),
+        Err(PostError::QueueFull)
+    );
 }

@@ -4,8 +4,8 @@ use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{Batch, SendQueue};
 use barewire_mlx5::request::{
-    CompareSwap, FetchAdd, Inline, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd, MaskedSwap, Nop,
-    Read, Segments, Send, SendImmediate, SendInvalidate, Write, WriteImmediate,
+    CompareSwap, FetchAdd, Inline, Invalidate, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd,
+    MaskedSwap, Nop, Read, Segments, Send, SendImmediate, SendInvalidate, Write, WriteImmediate,
 };
 use barewire_mlx5::{ControlFlags, DataSegment, PostError, RemoteAddressSegment, WqeIndex};
 use serde_json::Value;
@@ -154,12 +154,12 @@ macro_rules! posts {
                 let local = &self.local[..];
                 if let Some(to) = &self.destination {
                     return Ok(match (&*self.opcode, &self.inline) {
-                        ("SEND", Some(payload)) => queue.send_inline_to(to, payload, flags),
-                        ("SEND", None) => queue.send_gather_to(to, local, flags),
+                        ("SEND", Some(payload)) => queue.towards(to).post(Send(Inline(payload)), flags),
+                        ("SEND", None) => queue.towards(to).post(Send(Segments(local)), flags),
                         ("SEND_WITH_IMM", Some(payload)) => {
-                            queue.send_inline_immediate_to(to, payload, immediate, flags)
+                            queue.towards(to).post(SendImmediate { local: Inline(payload), immediate }, flags)
                         }
-                        ("SEND_WITH_IMM", None) => queue.send_immediate_to(to, local, immediate, flags),
+                        ("SEND_WITH_IMM", None) => queue.towards(to).post(SendImmediate { local: Segments(local), immediate }, flags),
                         (opcode, _) => return Err(format!("no datagram has opcode {opcode}")),
                     });
                 }
@@ -186,7 +186,7 @@ macro_rules! posts {
                     ("SEND_WITH_IMM", None) => queue.post(SendImmediate { local: Segments(local), immediate }, flags),
                     ("SEND_WITH_INV", Some(payload)) => queue.post(SendInvalidate { local: Inline(payload), rkey: immediate }, flags),
                     ("SEND_WITH_INV", None) => queue.post(SendInvalidate { local: Segments(local), rkey: immediate }, flags),
-                    ("LOCAL_INV", _) => queue.local_invalidate(immediate, flags),
+                    ("LOCAL_INV", _) => queue.post(Invalidate { key: immediate }, flags),
                     ("RDMA_READ", _) => match local {
                         [local] => queue.post(Read { local: *local, remote }, flags),
                         _ => queue.post(Read { local: Segments(local), remote }, flags),

@@ -1,8 +1,10 @@
 //! Sending tagged messages.
 
 use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
-use barewire_mlx5::queue::send::{MAX_RENDEZVOUS_DATA, MAX_SEGMENTS, MAX_TAGGED_INLINE};
-use barewire_mlx5::request::{Inline, Segments, Send, SendRendezvous, SendTagged};
+use barewire_mlx5::queue::send::MAX_SEGMENTS;
+use barewire_mlx5::request::{
+    Inline, MAX_RENDEZVOUS_DATA, MAX_TAGGED_INLINE, Segments, Send, SendRendezvous, SendTagged,
+};
 
 use super::super::Endpoint;
 use super::{HEADER, MAX_EAGER, Matching, TagEnd};
