@@ -86,11 +86,11 @@ impl Bench {
 
     /// The settings of queue pairs.
     pub(super) fn config(&self) -> RcConfig {
-        RcConfig::default().send_blocks(64).port(self.port())
+        RcConfig::default().send_blocks(64).port(Some(self.port))
     }
 
-    pub(super) fn port(&self) -> Option<Port> {
-        Some(self.port)
+    pub(super) fn port(&self) -> Port {
+        self.port
     }
 
     pub(super) fn segment(&self, offset: usize, length: usize) -> Result<DataSegment, Failure> {

@@ -98,7 +98,7 @@ fn receive(
 /// Matches a message with an entry of a list.
 pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
     let most = (1 << bench.context.capabilities().log_max_tags.min(4)) - 1;
-    let config = TagConfig::default().tags(most).entries(RECEIVES).port(bench.port());
+    let config = TagConfig::default().tags(most).entries(RECEIVES).port(Some(bench.port()));
     let (domain, uar) = (&bench.domain, &bench.uar);
     let mut tags = TagQueue::<Adaptive>::create(domain, uar, &bench.completions, &config)?;
     let mut sends = CompletionQueue::create(&bench.context, uar, 256)?;
@@ -124,10 +124,11 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
     loop {
         match bench.report(&mut sends, |polled| tags.list.completed(polled))? {
             TagReport::Appended(which) if which == entry => {
-                posted(sender.send.post(
-                    SendTagged { header: &header, payload: Inline(&bytes) },
-                    SIGNALED,
-                ))?;
+                posted(
+                    sender
+                        .send
+                        .post(SendTagged { header: &header, payload: Inline(&bytes) }, SIGNALED),
+                )?;
             }
             TagReport::Arrived { entry: which, length: 8, .. } if which == entry => break,
             TagReport::Matched { entry: which, .. } if which == entry => {}
@@ -141,10 +142,12 @@ pub(super) fn tags(bench: &mut Bench) -> Result<(), Failure> {
 pub(super) fn dynamic(bench: &mut Bench) -> Result<(), Failure> {
     let mut queue = SharedReceiveQueue::<List>::create(&bench.domain, 16, 1)?;
     let (domain, completions) = (&bench.domain, &bench.completions);
-    let wanted = TargetConfig::default().port(bench.port());
+    let wanted = TargetConfig::default().port(Some(bench.port()));
     let target = dc::Target::create(domain, completions, &queue, &wanted)?;
-    let config =
-        InitiatorConfig::default().send_blocks(64).ack_timeout(ACK_TIMEOUT).port(bench.port());
+    let config = InitiatorConfig::default()
+        .send_blocks(64)
+        .ack_timeout(ACK_TIMEOUT)
+        .port(Some(bench.port()));
     let mut initiator =
         dc::Initiator::<Adaptive>::create_with(domain, &bench.uar, completions, &config)?;
     let to = initiator.destination(&Peer::new(bench.address(), target.number(), target.key()))?;
@@ -186,7 +189,7 @@ pub(super) fn xrc(bench: &mut Bench) -> Result<(), Failure> {
 /// Sends datagrams until one arrives.
 pub(super) fn datagrams(bench: &mut Bench) -> Result<(), Failure> {
     let (completions, config) =
-        (&bench.completions, UdConfig::default().send_blocks(64).port(bench.port()));
+        (&bench.completions, UdConfig::default().send_blocks(64).port(Some(bench.port())));
     let mut pair = UdQueuePair::<Adaptive>::create_with(
         &bench.domain,
         &bench.uar,

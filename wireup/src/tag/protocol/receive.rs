@@ -71,12 +71,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     pub fn receive(&mut self, tag: u64, mask: u64, buffer: B) -> Key {
         let found = self.matching.find(tag, mask).and_then(|key| self.matching.take(key));
         let request = self.insert(State::Receive(Stage::Posted(None)), buffer);
-        match found {
-            Some((tag, kept)) => self.accept(request, tag, kept),
-            None => {
-                self.expect(request, tag, mask);
-                self.ask_for_more();
-            }
+        if let Some((tag, kept)) = found {
+            self.accept(request, tag, kept);
+        } else {
+            self.expect(request, tag, mask);
+            self.ask_for_more();
         }
         request
     }
