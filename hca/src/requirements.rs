@@ -265,7 +265,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             let facts = to.adapter.facts();
             to.log_tags = facts.log_tags;
             to.enhancements = if facts.ece { ENHANCEMENTS } else { Enhancements::from_bits(0) };
-            to.global_route |= to.adapter == Adapter::Vf;
+            to.global_route = to.adapter == Adapter::Vf;
             Some(())
         },
         |from| (from.adapter != Adapter::Model).then(|| from.adapter.to_string())

@@ -14,6 +14,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::rdma_cm::{Connection, ConnectionEvent, Connector, Listener, Offer};
+use barewire_mlx5::request::{Inline, Send};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, ControlFlags, Polled, ProtectionDomain,
     RcConfig, RcQueuePair, Uar, setup,
@@ -91,7 +92,7 @@ impl Side {
     }
 
     fn send(&mut self, connection: &mut Connection, message: [u8; MESSAGE]) -> Result<()> {
-        self.pair.send.send_inline(&message, ControlFlags::COMPLETION)?;
+        self.pair.send.post(Send(Inline(&message)), ControlFlags::COMPLETION)?;
         self.progress(connection, "acknowledgement", |side| side.pair.send.is_idle())
     }
 

@@ -78,7 +78,8 @@ fn rc_path(path: &Path) -> Result<RcPath, Error> {
     })
 }
 
-/// log2 of the peer's reads, rounded up, so that as many as agreed are executed.
+/// log2 of the peer's reads, rounded up, so that as many as agreed are executed: at most 7, as the
+/// field of the command has three bits.
 fn log_responder_reads(reads: u8) -> u8 {
-    u32::from(reads).next_power_of_two().ilog2() as u8
+    u32::from(reads).next_power_of_two().ilog2().min(7) as u8
 }

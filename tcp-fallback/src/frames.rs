@@ -31,8 +31,8 @@ const PIECE: usize = 128 << 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Room for what is read of any stream.
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; RECEIVE].into());
+    /// Room for what is read of any stream: nothing while it is in use.
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::default();
 }
 
 /// The reason why a message could not be sent or received.
@@ -199,6 +199,13 @@ impl Received {
             return Ok(None);
         }
         let end = self.taken + self.expected()?;
+        if self.taken == 0 && end > RECEIVE {
+            // Long messages are not copied: there may be no memory for a second one.
+            let rest = self.bytes.split_off(end);
+            let mut message = std::mem::replace(&mut self.bytes, rest);
+            message.drain(..LENGTH);
+            return Ok(Some(message));
+        }
         let message = self.bytes.get(self.taken + LENGTH..end).unwrap_or_default().to_vec();
         self.taken = end;
         if end == self.bytes.len() {
@@ -301,7 +308,8 @@ impl Stream {
     fn push(&mut self, bytes: &[u8], spare: &Spare) -> Result<(), FrameError> {
         let length = (bytes.len() as u32).to_le_bytes();
         // Both or none of them.
-        let has_room = bytes.len() <= PIECE
+        let has_room = !self.is_cut
+            && bytes.len() <= PIECE
             && !self.outbox.is_crowded(LENGTH + bytes.len())
             && self.outbox.push(spare, &length)
             && self.outbox.push(spare, bytes);
@@ -390,14 +398,23 @@ impl Stream {
         if let Some(message) = self.received.take()? {
             return Ok(Some(message));
         }
-        SCRATCH.with_borrow_mut(|scratch| {
-            while self.read(scratch)? {
-                if let Some(message) = self.received.take()? {
-                    return Ok(Some(message));
-                }
+        // Functions that `exit` calls may receive, when the variables of threads are gone.
+        let mut scratch = SCRATCH.try_with(RefCell::take).unwrap_or_default();
+        if scratch.is_empty() {
+            scratch = vec![0; RECEIVE].into();
+        }
+        let message = self.read_message(&mut scratch);
+        _ = SCRATCH.try_with(|shared| shared.replace(scratch));
+        message
+    }
+
+    fn read_message(&mut self, scratch: &mut [u8]) -> Result<Option<Vec<u8>>, FrameError> {
+        while self.read(scratch)? {
+            if let Some(message) = self.received.take()? {
+                return Ok(Some(message));
             }
-            Ok(None)
-        })
+        }
+        Ok(None)
     }
 
     /// Reads once, into `scratch` of [`RECEIVE`] bytes first. Returns whether there was something.

@@ -28,7 +28,7 @@ use crate::seal::Seal;
 
 const MAGIC: [u8; 4] = *b"BWTH";
 /// The version of the handshake and of the protocols after it.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 const HEADER: usize = 8;
 const CHALLENGE: usize = 32;
 const CLAIM: usize = 40;

@@ -1,6 +1,7 @@
 //! The client's side.
 
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -51,14 +52,15 @@ impl Connector {
             .map_err(|source| ConnectError::NoDevice { peer, source })?;
         let event = next(&mut id, peer, Step::Address, deadline)?;
         if event.kind != kind::RDMA_CM_EVENT_ADDR_RESOLVED {
-            return Err(ConnectError::NoDevice { peer, source: status_error(&event) });
+            let no_device = |source| ConnectError::NoDevice { peer, source };
+            return Err(unresolved(&event, peer, Step::Address, deadline, no_device));
         }
         let device = id.device().unwrap_or_default();
         let no_path = |source| ConnectError::NoPath { peer, device: device.clone(), source };
         id.resolve_route(deadline.milliseconds()).map_err(no_path)?;
         let event = next(&mut id, peer, Step::Path, deadline)?;
         if event.kind != kind::RDMA_CM_EVENT_ROUTE_RESOLVED {
-            return Err(no_path(status_error(&event)));
+            return Err(unresolved(&event, peer, Step::Path, deadline, no_path));
         }
         Prepared::new(id, peer).map(Self)
     }
@@ -106,7 +108,8 @@ impl Connector {
         if event.kind != kind::RDMA_CM_EVENT_CONNECT_RESPONSE {
             return Err(refusal(peer, event));
         }
-        prepared.join(queue, None)?;
+        let limits = (values.responder_resources, values.initiator_depth);
+        prepared.join(queue, limits)?;
         prepared.id.establish().map_err(failed("confirm the connection with"))?;
         Ok(Connection::new(prepared, event.private_data))
     }
@@ -136,6 +139,21 @@ pub(super) fn next(
         source,
     })?;
     event.ok_or(ConnectError::TimedOut { peer, step, after: deadline.given })
+}
+
+/// The error of a search that failed. The kernel's time and that of this side end together.
+fn unresolved(
+    event: &CmEvent,
+    peer: SocketAddr,
+    step: Step,
+    deadline: Deadline,
+    otherwise: impl FnOnce(io::Error) -> ConnectError,
+) -> ConnectError {
+    let source = status_error(event);
+    if source.kind() == io::ErrorKind::TimedOut {
+        return ConnectError::TimedOut { peer, step, after: deadline.given };
+    }
+    otherwise(source)
 }
 
 /// The error of an event that ends an attempt.

@@ -1,6 +1,7 @@
 //! The server's side.
 
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::connector::{next, refusal};
 use super::error::{ConnectError, Step};
 use super::{
     Connect, Connection, Deadline, Offer, Prepared, REJECTION_DATA, RESPONSE_DATA, address,
-    checked, wait,
+    checked, is_gone, wait,
 };
 use crate::sys::CmId;
 use crate::{Access, Initialize};
@@ -49,20 +50,28 @@ impl Listener {
     }
 
     /// Waits for the next request; `None` if there is none within the time. With a time of zero it
-    /// does not wait.
+    /// does not wait. A request whose client has given up is dropped.
     ///
     /// # Errors
-    /// [`ConnectError::Failed`], for example if the process has no free descriptor. The listener
-    /// can be used on.
+    /// [`ConnectError::Failed`], for example if the process has no free descriptor; the listener
+    /// can be used on. With [`NotConnected`](std::io::ErrorKind::NotConnected) as its source the
+    /// listener's device was removed, and no request follows.
     pub fn next_request(&mut self, timeout: Duration) -> Result<Option<Request>, ConnectError> {
         let deadline = Deadline::after(timeout);
         let action = "receive requests at";
         let failed = |source| ConnectError::Failed { peer: self.address, action, source };
         while let Some(event) = wait(&mut self.id, deadline).map_err(failed)? {
+            if event.kind == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
+                return Err(failed(io::ErrorKind::NotConnected.into()));
+            }
             let Some(id) = event.request else { continue };
             let [_, peer] = id.addresses();
             let peer = address::from_bytes(&peer).unwrap_or(self.address);
-            let prepared = Prepared::new(id, peer)?;
+            let prepared = match Prepared::new(id, peer) {
+                // The client has given up: it no longer waits for a response.
+                Err(ConnectError::Failed { source, .. }) if is_gone(&source) => continue,
+                prepared => prepared?,
+            };
             let asked = (event.responder_resources, event.initiator_depth);
             return Ok(Some(Request { prepared, private_data: event.private_data, asked }));
         }
@@ -139,7 +148,8 @@ impl Request {
         let mut values = prepared.values(queue, offer, RESPONSE_DATA)?;
         values.responder_resources = values.responder_resources.min(asked.0);
         values.initiator_depth = values.initiator_depth.min(asked.1);
-        prepared.join(queue, Some((values.responder_resources, values.initiator_depth)))?;
+        let limits = (values.responder_resources, values.initiator_depth);
+        prepared.join(queue, limits)?;
         let action = "accept the request of";
         prepared.id.accept(&values).map_err(|source| ConnectError::Failed {
             peer,

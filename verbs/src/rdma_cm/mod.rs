@@ -222,12 +222,12 @@ impl Prepared {
         Ok((receive, send))
     }
 
-    /// Connects the queue pair. `limits` are the most reads and atomics as responder and as
-    /// initiator, where the connection manager does not know them yet.
+    /// Connects the queue pair. Its most reads and atomics, as responder and as initiator, are those
+    /// of this side or what the connection manager has from the peer, whichever is less.
     fn join<Q: Connect>(
         &mut self,
         queue: &mut Q,
-        limits: Option<(u8, u8)>,
+        (responder, initiator): (u8, u8),
     ) -> Result<(), ConnectError> {
         let peer = self.peer;
         let (receive, send) = self.attributes().map_err(|source| match self.id.next_event() {
@@ -243,10 +243,9 @@ impl Prepared {
             receive: ready_to_receive(&receive),
             send: ready_to_send(&send),
         };
-        if let Some((responder, initiator)) = limits {
-            path.receive.responder_resources = responder;
-            path.send.initiator_depth = initiator;
-        }
+        let agreed = &mut path.receive.responder_resources;
+        *agreed = responder.min(*agreed);
+        path.send.initiator_depth = initiator.min(path.send.initiator_depth);
         queue
             .connect(&path)
             .map_err(|source| ConnectError::QueuePair { peer, source: source.into() })

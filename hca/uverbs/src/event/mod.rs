@@ -256,14 +256,18 @@ impl Listener {
     }
 }
 
-/// Returns whether the kernel accepts subscriptions to events of a type, of an object or of the device
-/// (linux devx.c: `is_legacy_obj_event_num`, `is_legacy_unaffiliated_event_num`).
+/// Returns whether the kernel accepts subscriptions to events of a type, of an object or of the
+/// device, where it only knows port changes (linux devx.c: `is_legacy_obj_event_num`,
+/// `is_legacy_unaffiliated_event_num`).
 pub(crate) fn is_valid(number: u16, of_object: bool) -> bool {
     let Some(event_type) = u8::try_from(number).ok().and_then(EventType::from_bits) else {
         return false;
     };
-    let is_of_device = matches!(event_type, EventType::PortChange | EventType::InternalError);
-    event_type != EventType::PageFault && is_of_device != of_object
+    match event_type {
+        EventType::PortChange => !of_object,
+        EventType::InternalError | EventType::PageFault => false,
+        _ => of_object,
+    }
 }
 
 /// Returns whether an event of a type concerns an object that the command created. The kernel compares
