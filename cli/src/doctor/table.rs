@@ -39,170 +39,87 @@ pub(super) struct Row {
     pub(super) check: fn(&Target) -> Checked,
 }
 
-const SHORT: Duration = Duration::from_secs(20);
-const LONG: Duration = Duration::from_mins(1);
+impl Row {
+    const fn new(name: &'static str, scope: Scope, check: fn(&Target) -> Checked) -> Self {
+        let deadline = Duration::from_secs(20);
+        Self { name, scope, needs: None, deadline, meaning: "", check }
+    }
+
+    const fn needs(self, needs: &'static str) -> Self {
+        Self { needs: Some(needs), ..self }
+    }
+
+    const fn long(self) -> Self {
+        Self { deadline: Duration::from_mins(1), ..self }
+    }
+
+    const fn means(self, meaning: &'static str) -> Self {
+        Self { meaning, ..self }
+    }
+}
 
 pub(super) const ROWS: [Row; 20] = [
-    Row {
-        name: "host",
-        scope: Scope::Host,
-        needs: None,
-        deadline: SHORT,
-        meaning: "the host lacks something that every transport needs",
-        check: host::host,
-    },
-    Row {
-        name: "device",
-        scope: Scope::Device,
-        needs: None,
-        deadline: SHORT,
-        meaning: "the device cannot be opened: check the permissions of /dev/infiniband and the driver",
-        check: device::device,
-    },
-    Row {
-        name: "port",
-        scope: Scope::Device,
-        needs: Some("device"),
-        deadline: SHORT,
-        meaning: "the port carries no traffic: check the cable, the switch and the network interface",
-        check: device::port,
-    },
-    Row {
-        name: "setup",
-        scope: Scope::Path,
-        needs: None,
-        deadline: SHORT,
-        meaning: "this path cannot set up the device; another may",
-        check: queues::setup,
-    },
-    Row {
-        name: "capabilities",
-        scope: Scope::Queues,
-        needs: Some("setup"),
-        deadline: SHORT,
-        meaning: "the device lacks something that the transport needs: update its firmware",
-        check: queues::capabilities,
-    },
-    Row {
-        name: "memory",
-        scope: Scope::Queues,
-        needs: Some("setup"),
-        deadline: LONG,
-        meaning: "memory cannot be registered: check ulimit -l and the IOMMU",
-        check: memory::memory,
-    },
-    Row {
-        name: "doorbells",
-        scope: Scope::Queues,
-        needs: Some("setup"),
-        deadline: SHORT,
-        meaning: "the device does not receive doorbells: use rc_verbs, ud_verbs or tcp",
-        check: queues::doorbells,
-    },
-    Row {
-        name: "objects",
-        scope: Scope::Queues,
-        needs: Some("doorbells"),
-        deadline: SHORT,
-        meaning: "the device refuses queues or their state changes: send the status and the syndrome",
-        check: queues::objects,
-    },
-    Row {
-        name: "readback",
-        scope: Scope::Queues,
-        needs: Some("objects"),
-        deadline: SHORT,
-        meaning: "the device reports other values than were set: send the text",
-        check: queues::readback,
-    },
-    Row {
-        name: "rmp",
-        scope: Scope::Family,
-        needs: Some("objects"),
-        deadline: SHORT,
-        meaning: "shared receive queues do not work: rc_mlx5 does without, dc_mlx5 does not",
-        check: |target| families::family(target, Family::SharedReceive),
-    },
-    Row {
-        name: "xrq",
-        scope: Scope::Family,
-        needs: Some("objects"),
-        deadline: SHORT,
-        meaning: "tag matching does not work: leave tag_matching=no, which is the default",
-        check: |target| families::family(target, Family::Tags),
-    },
-    Row {
-        name: "dc",
-        scope: Scope::Family,
-        needs: Some("objects"),
-        deadline: SHORT,
-        meaning: "dc_mlx5 does not work: use rc_mlx5",
-        check: |target| families::family(target, Family::Dynamic),
-    },
-    Row {
-        name: "xrc",
-        scope: Scope::Family,
-        needs: Some("objects"),
-        deadline: SHORT,
-        meaning: "xrc_mlx5 does not work: use rc_mlx5",
-        check: |target| families::family(target, Family::Xrc),
-    },
-    Row {
-        name: "ud",
-        scope: Scope::Family,
-        needs: Some("objects"),
-        deadline: SHORT,
-        meaning: "ud_mlx5 does not work: use ud_verbs",
-        check: |target| families::family(target, Family::Datagrams),
-    },
-    Row {
-        name: "data",
-        scope: Scope::Path,
-        needs: Some("objects"),
-        deadline: LONG,
-        meaning: "bytes are lost or wrong: try a smaller BAREWIRE_PATH_MTU, and do not use this path",
-        check: data::data,
-    },
-    Row {
-        name: "atomics",
-        scope: Scope::Path,
-        needs: Some("data"),
-        deadline: SHORT,
-        meaning: "atomics return or store other values: do not use them on this path",
-        check: atomics::atomics,
-    },
-    Row {
-        name: "events",
-        scope: Scope::Path,
-        needs: Some("data"),
-        deadline: SHORT,
-        meaning: "completions do not wake a sleeping thread: call Worker::progress instead",
-        check: events::events,
-    },
-    Row {
-        name: "errors",
-        scope: Scope::Queues,
-        needs: Some("data"),
-        deadline: SHORT,
-        meaning: "errors of remote memory are not reported as documented",
-        check: errors::errors,
-    },
-    Row {
-        name: "limits",
-        scope: Scope::Queues,
-        needs: Some("data"),
-        deadline: LONG,
-        meaning: "queues at their limit lose operations",
-        check: limits::limits,
-    },
-    Row {
-        name: "peer",
-        scope: Scope::Peer,
-        needs: Some("data"),
-        deadline: LONG,
-        meaning: "the path works within this host only: check addresses, MTU, partitions and routes",
-        check: peer::peer,
-    },
+    Row::new("host", Scope::Host, host::host)
+        .means("the host lacks something that every transport needs"),
+    Row::new("device", Scope::Device, device::device).means(
+        "the device cannot be opened: check the permissions of /dev/infiniband and the driver",
+    ),
+    Row::new("port", Scope::Device, device::port).needs("device").means(
+        "the port carries no traffic: check the cable, the switch and the network interface",
+    ),
+    Row::new("setup", Scope::Path, queues::setup)
+        .means("this path cannot set up the device; another may"),
+    Row::new("capabilities", Scope::Queues, queues::capabilities)
+        .needs("setup")
+        .means("the device lacks something that the transport needs: update its firmware"),
+    Row::new("memory", Scope::Queues, memory::memory)
+        .needs("setup")
+        .long()
+        .means("memory cannot be registered: check ulimit -l and the IOMMU"),
+    Row::new("doorbells", Scope::Queues, queues::doorbells)
+        .needs("setup")
+        .means("the device does not receive doorbells: use rc_verbs, ud_verbs or tcp"),
+    Row::new("objects", Scope::Queues, queues::objects).needs("doorbells").means(
+        "the device refuses queues or their state changes: send the status and the syndrome",
+    ),
+    Row::new("readback", Scope::Queues, queues::readback)
+        .needs("objects")
+        .means("the device reports other values than were set: send the text"),
+    Row::new("rmp", Scope::Family, |target| families::family(target, Family::SharedReceive))
+        .needs("objects")
+        .means("shared receive queues do not work: rc_mlx5 does without, dc_mlx5 does not"),
+    Row::new("xrq", Scope::Family, |target| families::family(target, Family::Tags))
+        .needs("objects")
+        .means("tag matching does not work: leave tag_matching=no, which is the default"),
+    Row::new("dc", Scope::Family, |target| families::family(target, Family::Dynamic))
+        .needs("objects")
+        .means("dc_mlx5 does not work: use rc_mlx5"),
+    Row::new("xrc", Scope::Family, |target| families::family(target, Family::Xrc))
+        .needs("objects")
+        .means("xrc_mlx5 does not work: use rc_mlx5"),
+    Row::new("ud", Scope::Family, |target| families::family(target, Family::Datagrams))
+        .needs("objects")
+        .means("ud_mlx5 does not work: use ud_verbs"),
+    Row::new("data", Scope::Path, data::data).needs("objects").long().means(
+        "bytes are lost or wrong: try a smaller BAREWIRE_PATH_MTU, and do not use this path",
+    ),
+    Row::new("atomics", Scope::Path, atomics::atomics)
+        .needs("data")
+        .means("atomics return or store other values: do not use them on this path"),
+    Row::new("events", Scope::Path, events::events)
+        .needs("data")
+        .means("completions do not wake a sleeping thread: call Worker::progress instead"),
+    Row::new("errors", Scope::Queues, errors::errors)
+        .needs("data")
+        .means("errors of remote memory are not reported as documented"),
+    Row::new("limits", Scope::Queues, limits::limits)
+        .needs("data")
+        .long()
+        .means("queues at their limit lose operations"),
+    Row::new("peer", Scope::Peer, peer::peer)
+        .needs("data")
+        .long()
+        .means("the path works within this host only: check addresses, MTU, partitions and routes"),
 ];
 
 /// Returns the row with this name.
