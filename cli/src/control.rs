@@ -4,6 +4,7 @@
 use crate::peer::{Role, Work};
 use crate::test::{Layout, Test};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fmt;
 
 /// The version of these messages.
@@ -135,23 +136,13 @@ pub(crate) enum Message {
 
 impl Message {
     /// The name of the message, for errors.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Hello { .. } => "hello",
-            Self::Open { .. } => "open",
-            Self::Address { .. } => "address",
-            Self::File { .. } => "file",
-            Self::Region { .. } => "region",
-            Self::Demo(_) => "demo",
-            Self::Perf(_) => "perf",
-            Self::NoTest => "no test",
-            Self::Greeting { .. } => "greeting",
-            Self::Ready => "ready",
-            Self::Arrived { .. } => "arrived",
-            Self::Done => "done",
-            Self::Alive => "alive",
-            Self::Goodbye { .. } => "goodbye",
-        }
+    pub(crate) fn name(&self) -> String {
+        let name = match serde_json::to_value(self) {
+            Ok(Value::String(name)) => name,
+            Ok(Value::Object(fields)) => fields.into_iter().map(|(name, _)| name).collect(),
+            _ => String::new(),
+        };
+        name.replace('_', " ")
     }
 
     /// Serialises the message.
@@ -179,6 +170,7 @@ mod tests {
         assert!(String::from_utf8_lossy(&bytes).contains("\"000fff\""));
         assert_eq!(Message::from_bytes(&bytes), Ok(message));
         let message = Message::Demo(Step::Am { messages: 3, segment: 4096 });
+        assert_eq!((message.name(), Message::NoTest.name()), ("demo".into(), "no test".into()));
         assert_eq!(Message::from_bytes(&message.to_bytes()), Ok(message));
     }
 
