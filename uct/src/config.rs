@@ -106,6 +106,17 @@ fn read() -> Result<*mut Config, Status> {
     }
 }
 
+/// # Safety
+/// `config` is null or valid for writes.
+unsafe fn read_to(config: *mut *mut Config) -> Result<(), Status> {
+    if config.is_null() {
+        return Err(INVALID_PARAM);
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { *config = read()? };
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_md_config_read(
     component: *const Component,
@@ -116,12 +127,8 @@ pub(crate) unsafe extern "C" fn uct_md_config_read(
     guard(|| {
         // SAFETY: contract of the handle.
         unsafe { of_handle(component) }?;
-        if config.is_null() {
-            return Err(INVALID_PARAM);
-        }
-        // SAFETY: the caller's pointer is valid for writes.
-        unsafe { *config = read()? };
-        Ok(())
+        // SAFETY: the caller's pointer is null or valid for writes.
+        unsafe { read_to(config) }
     })
 }
 
@@ -136,12 +143,8 @@ pub(crate) unsafe extern "C" fn uct_md_iface_config_read(
     guard(|| {
         // SAFETY: an open handle.
         unsafe { of_md(md) }?;
-        if config.is_null() {
-            return Err(INVALID_PARAM);
-        }
-        // SAFETY: the caller's pointer is valid for writes.
-        unsafe { *config = read()? };
-        Ok(())
+        // SAFETY: the caller's pointer is null or valid for writes.
+        unsafe { read_to(config) }
     })
 }
 

@@ -215,43 +215,31 @@ pub(crate) unsafe extern "C" fn put_bcopy(
     }
 }
 
-pub(crate) unsafe extern "C" fn put_zcopy(
-    ep: *mut Ep,
-    iov: *const Iov,
-    count: usize,
-    remote: u64,
-    rkey: Rkey,
-    completion: *mut Completion,
-) -> Status {
-    // SAFETY: the contract of the operation.
-    unsafe {
-        let mut slices = Slices::new();
-        let Some(slices) = slices.fill(iov, count) else { return INVALID_PARAM };
-        let Some(key) = key(rkey) else { return nothing_to(slices.len()) };
-        of_posted(with_completion(completion, |completion| {
-            (*ep).endpoint.put_zcopy(slices, remote, key, completion)
-        }))
-    }
+/// Declares an operation between slices of this process and the peer's memory.
+macro_rules! zcopy {
+    ($name:ident) => {
+        pub(crate) unsafe extern "C" fn $name(
+            ep: *mut Ep,
+            iov: *const Iov,
+            count: usize,
+            remote: u64,
+            rkey: Rkey,
+            completion: *mut Completion,
+        ) -> Status {
+            // SAFETY: the contract of the operation.
+            unsafe {
+                let mut slices = Slices::new();
+                let Some(slices) = slices.fill(iov, count) else { return INVALID_PARAM };
+                let Some(key) = key(rkey) else { return nothing_to(slices.len()) };
+                of_posted(with_completion(completion, |completion| {
+                    (*ep).endpoint.$name(slices, remote, key, completion)
+                }))
+            }
+        }
+    };
 }
-
-pub(crate) unsafe extern "C" fn get_zcopy(
-    ep: *mut Ep,
-    iov: *const Iov,
-    count: usize,
-    remote: u64,
-    rkey: Rkey,
-    completion: *mut Completion,
-) -> Status {
-    // SAFETY: the contract of the operation.
-    unsafe {
-        let mut slices = Slices::new();
-        let Some(slices) = slices.fill(iov, count) else { return INVALID_PARAM };
-        let Some(key) = key(rkey) else { return nothing_to(slices.len()) };
-        of_posted(with_completion(completion, |completion| {
-            (*ep).endpoint.get_zcopy(slices, remote, key, completion)
-        }))
-    }
-}
+zcopy!(put_zcopy);
+zcopy!(get_zcopy);
 
 pub(crate) unsafe extern "C" fn am_short(
     ep: *mut Ep,
