@@ -33,64 +33,37 @@ pub(crate) enum By {
     Hca,
 }
 
-pub(crate) const MPI4PY_OPENMPI: Suite = Suite {
-    name: "mpi4py-openmpi",
-    script: "mpi4py.sh",
-    arguments: &["openmpi"],
-    needs: &packages::MPI4PY,
-    deadline: Duration::from_mins(5),
-    by: By::Uct,
-};
+impl Suite {
+    /// By `barewire uct run`, without arguments.
+    const fn new(name: &'static str, script: &'static str, needs: &'static packages::Part) -> Self {
+        let deadline = Duration::from_mins(5);
+        Self { name, script, arguments: &[], needs, deadline, by: By::Uct }
+    }
+}
 
+pub(crate) const MPI4PY_OPENMPI: Suite = Suite {
+    arguments: &["openmpi"],
+    ..Suite::new("mpi4py-openmpi", "mpi4py.sh", &packages::MPI4PY)
+};
 pub(crate) const MPI4PY_MPICH: Suite =
     Suite { name: "mpi4py-mpich", arguments: &["mpich"], ..MPI4PY_OPENMPI };
-
-pub(crate) const MPICH: Suite = Suite {
-    name: "mpich",
-    script: "mpich.sh",
-    arguments: &[],
-    needs: &packages::MPICH,
-    deadline: Duration::from_mins(5),
-    by: By::Uct,
-};
-
-pub(crate) const HPCC: Suite =
-    Suite { name: "hpcc", script: "hpcc.sh", needs: &packages::HPCC, ..MPICH };
-
-pub(crate) const LAMMPS: Suite =
-    Suite { name: "lammps", script: "lammps.sh", needs: &packages::LAMMPS, ..MPICH };
-
-pub(crate) const SCALAPACK: Suite =
-    Suite { name: "scalapack", script: "scalapack.sh", needs: &packages::SCALAPACK, ..MPICH };
-
-pub(crate) const NIXL: Suite =
-    Suite { name: "nixl", script: "nixl.sh", needs: &packages::NIXL, ..MPICH };
-
-pub(crate) const UCXX: Suite =
-    Suite { name: "ucxx", script: "ucxx.sh", needs: &packages::UCXX, ..MPICH };
-
+pub(crate) const MPICH: Suite = Suite::new("mpich", "mpich.sh", &packages::MPICH);
+pub(crate) const HPCC: Suite = Suite::new("hpcc", "hpcc.sh", &packages::HPCC);
+pub(crate) const LAMMPS: Suite = Suite::new("lammps", "lammps.sh", &packages::LAMMPS);
+pub(crate) const SCALAPACK: Suite = Suite::new("scalapack", "scalapack.sh", &packages::SCALAPACK);
+pub(crate) const NIXL: Suite = Suite::new("nixl", "nixl.sh", &packages::NIXL);
+pub(crate) const UCXX: Suite = Suite::new("ucxx", "ucxx.sh", &packages::UCXX);
 pub(crate) const GTEST_1_13: Suite = Suite {
-    name: "gtest-1.13",
-    script: "gtest.sh",
     arguments: &["1.13"],
-    needs: &packages::GTEST,
     deadline: Duration::from_mins(20),
-    by: By::Uct,
+    ..Suite::new("gtest-1.13", "gtest.sh", &packages::GTEST)
 };
-
 pub(crate) const GTEST_HEAD: Suite =
     Suite { name: "gtest-head", arguments: &["head"], ..GTEST_1_13 };
-
-pub(crate) const VERBS: Suite = Suite {
-    name: "verbs-programs",
-    script: "verbs.sh",
-    needs: &packages::VERBS_PROGRAMS,
-    by: By::Hca,
-    ..MPICH
-};
-
+pub(crate) const VERBS: Suite =
+    Suite { by: By::Hca, ..Suite::new("verbs-programs", "verbs.sh", &packages::VERBS_PROGRAMS) };
 pub(crate) const MOONCAKE: Suite =
-    Suite { name: "mooncake", script: "mooncake.sh", needs: &packages::MOONCAKE, ..VERBS };
+    Suite { by: By::Hca, ..Suite::new("mooncake", "mooncake.sh", &packages::MOONCAKE) };
 
 const FOLDER: &str = "xtask/src/foreign";
 /// For downloads and the builds of a suite, on two busy processors.
