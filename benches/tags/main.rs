@@ -12,6 +12,8 @@ mod budget;
 #[path = "../budget/gate.rs"]
 #[allow(dead_code, reason = "as above")]
 mod gate;
+#[path = "../stepped.rs"]
+mod stepped;
 
 use barewire::capability::{TagEager, TagReceives};
 use barewire::config::Choice;
@@ -21,6 +23,7 @@ use barewire::{Access, InterfaceConfig, Slice};
 use barewire_hca as hca;
 use budget::{BATCH, Level, ROUNDS, Shape};
 use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};
+use stepped::done;
 
 const ALL: u64 = u64::MAX;
 
@@ -34,9 +37,7 @@ struct Side {
 }
 
 impl Side {
-    fn open(wire: hca::WireKind) -> Self {
-        let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
-        let device = hca::Device::open(config).expect("software HCA");
+    fn open(device: hca::Device) -> Self {
         let domain = Domain::open_soft(device.clone()).expect("domain");
         let config = InterfaceConfig::default().tag_matching(Choice::Yes);
         let (interface, progress) = Interface::open(&domain, &config).expect("interface");
@@ -47,58 +48,35 @@ impl Side {
     }
 }
 
-/// Two connected ends on separate devices. They are leaked, so that a bench moves a reference and
-/// drops nothing.
-struct Sides {
-    client: Side,
-    server: Side,
+impl stepped::Side for Side {
+    fn device(&self) -> &hca::Device {
+        &self.device
+    }
+
+    fn progress(&mut self) -> usize {
+        self.progress.progress()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.endpoint.error().is_some()
+    }
 }
 
+type Sides = stepped::Sides<Side>;
+
 fn connected() -> &'static mut Sides {
-    let fabric = hca::Fabric::new();
-    let open = || Side::open(hca::WireKind::Fabric(fabric.clone()));
-    let (client, server) = (open(), open());
-    client.endpoint.connect(&server.endpoint.address()).expect("connected");
-    server.endpoint.connect(&client.endpoint.address()).expect("connected");
-    Box::leak(Box::new(Sides { client, server }))
+    Sides::connected(Side::open, |one, other| {
+        one.endpoint.connect(&other.endpoint.address()).expect("connected");
+    })
 }
 
 impl Sides {
-    /// Steps both devices until neither has anything to do. Returns whether one had.
-    fn step(&self) -> bool {
-        let mut stepped = false;
-        while self.client.device.step() | self.server.device.step() {
-            stepped = true;
-        }
-        stepped
-    }
-
-    /// Lets devices and interfaces run until everything is acknowledged.
-    fn settle(&mut self) {
-        loop {
-            self.step();
-            let events = self.client.progress.progress() + self.server.progress.progress();
-            if events == 0 && !self.step() {
-                return;
-            }
-        }
-    }
-
     /// Appends a receive to the list of the server.
     fn receive(&mut self, round: u64) {
         let buffer = self.server.memory.slice(0, 64).expect("memory");
         self.server.interface.tag_receive(round, ALL, &buffer, round).expect("posted");
         self.settle();
     }
-}
-
-/// Asserts that nothing failed and that the devices complain about nothing.
-fn done(sides: &'static mut Sides) -> &'static mut Sides {
-    for side in [&sides.client, &sides.server] {
-        assert!(side.endpoint.error().is_none());
-        assert!(side.device.take_reports().is_empty(), "the device complains");
-    }
-    sides
 }
 
 mod counted {
