@@ -1,43 +1,17 @@
 //! Runs the examples as separate processes.
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+#[path = "../tests/support/example.rs"]
+mod example;
 
-/// Time limit for a machine under load.
-const DEADLINE: Duration = Duration::from_mins(2);
+use std::process::Command;
+
+use example::{example, finish};
 
 /// Runs an example and returns its output.
 fn run(name: &str, environment: &[(&str, &str)]) -> String {
-    let binary = example(name);
-    assert!(
-        binary.exists(),
-        "{} is not built: cargo build -p barewire-examples --examples",
-        binary.display()
-    );
-    let mut command = Command::new(binary);
-    command.envs(environment.iter().copied());
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > DEADLINE {
-            child.kill().unwrap();
-            panic!("{name} does not end: {:?}", child.wait_with_output());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success() && stderr.is_empty(), "{name}: {status}\n{stdout}\n{stderr}");
-    stdout.into_owned()
-}
-
-/// Cargo puts examples beside the tests.
-fn example(name: &str) -> PathBuf {
-    let here = std::env::current_exe().unwrap();
-    here.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
+    let (stdout, stderr) = finish(Command::new(example(name)).envs(environment.iter().copied()));
+    assert!(stderr.is_empty(), "{name}: {stdout}\n{stderr}");
+    stdout
 }
 
 /// Runs an example on the software HCA, and with two processes over the other transports that need

@@ -28,30 +28,6 @@ fn what_is_refused_may_wait() {
     }
 }
 
-#[test]
-fn pending_requests_are_purged_once() {
-    let mut pair = Pair::stepped(&small());
-    let inbox = collect(&pair.server.interface, 1);
-    let endpoint = pair.client.endpoint.clone();
-    let filled = fill(&endpoint, 1);
-    let ran = Rc::new(Cell::new(0));
-    for _ in 0..7 {
-        let ran = Rc::clone(&ran);
-        let request = move |_: &Endpoint| {
-            ran.set(ran.get() + 1);
-            PendingResult::Done
-        };
-        endpoint.pending_add(request).unwrap();
-    }
-    let mut purged = 0;
-    endpoint.pending_purge(|| purged += 1);
-    endpoint.pending_purge(|| purged += 100);
-    assert_eq!((purged, ran.get()), (7, 0));
-    pair.settle();
-    assert_eq!((ran.get(), headers(&inbox).len() as u64), (0, filled));
-    assert_eq!(endpoint.am_short(1, 0, &[]), Ok(()), "posts are accepted again");
-}
-
 /// Requests that wait over one transport go to another one, in order.
 #[test]
 fn pending_requests_move_to_another_transport() {

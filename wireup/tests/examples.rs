@@ -1,5 +1,7 @@
 //! The examples under `barewire run` and, where it is installed, under Open MPI's `mpirun`.
 
+#[path = "../../tests/support/example.rs"]
+mod example;
 #[path = "../../tests/support/port.rs"]
 mod port;
 
@@ -7,36 +9,12 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_mins(2);
-
-/// The folder in which Cargo places binaries of this build.
-fn folder() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    test.parent().and_then(|deps| deps.parent()).unwrap().to_owned()
-}
-
-fn example(name: &str) -> PathBuf {
-    folder().join("examples").join(name)
-}
+use example::{example, finish};
 
 /// Runs a command to its end, and returns what it printed.
 fn run(command: &mut Command) -> String {
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > DEADLINE {
-            child.kill().unwrap();
-            panic!("{command:?} does not end: {:?}", child.wait_with_output());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
-    stdout.into_owned()
+    finish(command).0
 }
 
 /// Starts four ranks that find each other over TCP, as `barewire run` does.

@@ -8,7 +8,7 @@ use crate::uct;
 use std::path::Path;
 
 use hca::{Pair, alone_by};
-use uct::{Batch, FETCHES, FETCHES_OF_4, KEY, LIBUCP, MESSAGES, UCT, ZERO_COPY};
+use uct::{Batch, FETCHES, FETCHES_OF_4, KEY, LIBUCP, MESSAGES, UCT, ZERO_COPY, cases};
 
 /// The programs and libraries of the package.
 struct Ucx {
@@ -78,14 +78,10 @@ fn libucp(transports: &str) {
     perftest(&format!("newer-libucp-{transports}"), transports, &["-n", "16"], &LIBUCP);
 }
 
-#[test]
-fn uct_over_shm() {
-    uct("shm", "memory", "64", &[&MESSAGES[..], &FETCHES, &FETCHES_OF_4].concat());
-}
-
-#[test]
-fn uct_over_tcp() {
-    uct("tcp", "lo", "64", &[&MESSAGES[..], &ZERO_COPY, &FETCHES, &FETCHES_OF_4].concat());
+cases! {
+    uct_over_shm = uct("shm", "memory", "64", &[&MESSAGES[..], &FETCHES, &FETCHES_OF_4].concat());
+    uct_over_tcp =
+        uct("tcp", "lo", "64", &[&MESSAGES[..], &ZERO_COPY, &FETCHES, &FETCHES_OF_4].concat());
 }
 
 /// Few messages, as over Debian's UCX.
@@ -115,34 +111,13 @@ fn uct_over_self() {
     alone_by(UCT, &[], &program);
 }
 
-#[test]
-fn libucp_over_shm() {
-    libucp("shm");
-}
-
-#[test]
-fn libucp_over_tcp() {
-    libucp("tcp");
-}
-
-#[test]
-fn libucp_over_rc_mlx5() {
-    libucp("rc_mlx5");
-}
-
-#[test]
-fn libucp_over_dc_mlx5() {
-    libucp("dc_mlx5");
-}
-
-#[test]
-fn libucp_over_ud_mlx5() {
-    libucp("ud_mlx5");
-}
-
-#[test]
-fn libucp_over_everything() {
-    libucp("all");
+cases! {
+    libucp_over_shm = libucp("shm");
+    libucp_over_tcp = libucp("tcp");
+    libucp_over_rc_mlx5 = libucp("rc_mlx5");
+    libucp_over_dc_mlx5 = libucp("dc_mlx5");
+    libucp_over_ud_mlx5 = libucp("ud_mlx5");
+    libucp_over_everything = libucp("all");
 }
 
 fn contents(transports: &str, largest: &str) {
@@ -152,17 +127,8 @@ fn contents(transports: &str, largest: &str) {
     uct::contents(version, transports, largest, (UCT, &[]));
 }
 
-#[test]
-fn contents_over_shm_and_cma() {
-    contents("shm,cma,self", uct::LARGE);
-}
-
-#[test]
-fn contents_over_tcp() {
-    contents("tcp", uct::LARGE);
-}
-
-#[test]
-fn contents_over_rc_mlx5() {
-    contents("rc_mlx5", uct::OVER_DEVICES);
+cases! {
+    contents_over_shm_and_cma = contents("shm,cma,self", uct::LARGE);
+    contents_over_tcp = contents("tcp", uct::LARGE);
+    contents_over_rc_mlx5 = contents("rc_mlx5", uct::OVER_DEVICES);
 }

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use hca::{Pair, alone_by, installed};
 use support::TestFile;
-use uct::{Batch, FETCHES, FETCHES_OF_4, LIBUCP, MESSAGES, UCT, ZERO_COPY};
+use uct::{Batch, FETCHES, FETCHES_OF_4, LIBUCP, MESSAGES, UCT, ZERO_COPY, cases};
 
 #[test]
 fn info_shows_the_transports() {
@@ -109,39 +109,14 @@ fn libucp(transports: &str) {
     Pair::of(&program).by(UCT).set("UCX_TLS", transports).set("BAREWIRE_KEY", uct::KEY).run();
 }
 
-#[test]
-fn libucp_over_shm() {
-    libucp("shm");
-}
-
-#[test]
-fn libucp_over_shm_and_cma() {
-    libucp("shm,cma,self");
-}
-
-#[test]
-fn libucp_over_tcp() {
-    libucp("tcp");
-}
-
-#[test]
-fn libucp_over_rc_mlx5() {
-    libucp("rc_mlx5");
-}
-
-#[test]
-fn libucp_over_dc_mlx5() {
-    libucp("dc_mlx5");
-}
-
-#[test]
-fn libucp_over_ud_mlx5() {
-    libucp("ud_mlx5");
-}
-
-#[test]
-fn libucp_over_everything() {
-    libucp("all");
+cases! {
+    libucp_over_shm = libucp("shm");
+    libucp_over_shm_and_cma = libucp("shm,cma,self");
+    libucp_over_tcp = libucp("tcp");
+    libucp_over_rc_mlx5 = libucp("rc_mlx5");
+    libucp_over_dc_mlx5 = libucp("dc_mlx5");
+    libucp_over_ud_mlx5 = libucp("ud_mlx5");
+    libucp_over_everything = libucp("all");
 }
 
 /// Devices of libibverbs are those of `barewire hca run`, in which `barewire uct run` runs.
@@ -179,39 +154,14 @@ fn contents(transports: &str, largest: &str) {
     uct::contents(DEBIAN, transports, largest, (UCT, &[]));
 }
 
-#[test]
-fn contents_over_shm() {
-    contents("shm", uct::LARGE);
-}
-
-#[test]
-fn contents_over_shm_and_cma() {
-    contents("shm,cma,self", uct::LARGE);
-}
-
-#[test]
-fn contents_over_tcp() {
-    contents("tcp", uct::LARGE);
-}
-
-#[test]
-fn contents_over_rc_mlx5() {
-    contents("rc_mlx5", uct::OVER_DEVICES);
-}
-
-#[test]
-fn contents_over_dc_mlx5() {
-    contents("dc_mlx5", uct::OVER_DEVICES);
-}
-
-#[test]
-fn contents_over_ud_mlx5() {
-    contents("ud_mlx5", uct::OVER_DEVICES);
-}
-
-#[test]
-fn contents_over_everything() {
-    contents("all", uct::OVER_DEVICES);
+cases! {
+    contents_over_shm = contents("shm", uct::LARGE);
+    contents_over_shm_and_cma = contents("shm,cma,self", uct::LARGE);
+    contents_over_tcp = contents("tcp", uct::LARGE);
+    contents_over_rc_mlx5 = contents("rc_mlx5", uct::OVER_DEVICES);
+    contents_over_dc_mlx5 = contents("dc_mlx5", uct::OVER_DEVICES);
+    contents_over_ud_mlx5 = contents("ud_mlx5", uct::OVER_DEVICES);
+    contents_over_everything = contents("all", uct::OVER_DEVICES);
 }
 
 /// Runs `uct/hello.c`, which sends a message in each mode over connections to interfaces.
@@ -257,29 +207,13 @@ fn programs_are_linked_by_pkg_config() {
 
 const EVERY_MODE: &str = "short: received\nbcopy: received\nzcopy: received\n";
 
-#[test]
-fn hello_over_shm() {
-    hello("shm", "memory", "short: received\nbcopy: received\nzcopy: not supported\n");
-}
-
-#[test]
-fn hello_over_tcp() {
-    hello("tcp", "lo", EVERY_MODE);
-}
-
-#[test]
-fn hello_over_rc_mlx5() {
-    hello("rc_mlx5", "soft0:1", EVERY_MODE);
-}
-
-#[test]
-fn hello_over_dc_mlx5() {
-    hello("dc_mlx5", "soft0:1", EVERY_MODE);
-}
-
-#[test]
-fn hello_over_ud_mlx5() {
-    hello("ud_mlx5", "soft0:1", EVERY_MODE);
+cases! {
+    hello_over_shm =
+        hello("shm", "memory", "short: received\nbcopy: received\nzcopy: not supported\n");
+    hello_over_tcp = hello("tcp", "lo", EVERY_MODE);
+    hello_over_rc_mlx5 = hello("rc_mlx5", "soft0:1", EVERY_MODE);
+    hello_over_dc_mlx5 = hello("dc_mlx5", "soft0:1", EVERY_MODE);
+    hello_over_ud_mlx5 = hello("ud_mlx5", "soft0:1", EVERY_MODE);
 }
 
 /// Runs `uct/exchange.c`, whose messages libucp sends, the largest of `size` MiB.
@@ -301,29 +235,12 @@ fn mpi(ranks: &str, size: &str, options: &[&str]) {
     assert!(printed.contains("contents are right"), "{printed}");
 }
 
-#[test]
-fn two_ranks_of_mpi_over_shm() {
-    mpi("2", "64", &["-x", "UCX_TLS=shm,self"]);
-}
-
-#[test]
-fn two_ranks_of_mpi_over_rc_mlx5() {
-    mpi("2", "4", &["-x", "UCX_TLS=rc_mlx5"]);
-}
-
-#[test]
-fn four_ranks_of_mpi_over_tcp() {
-    mpi("4", "64", &["-x", "UCX_TLS=tcp"]);
-}
-
-#[test]
-fn two_ranks_of_mpi_over_everything() {
-    mpi("2", "64", &["-x", "UCX_TLS=all"]);
-}
-
-#[test]
-fn four_ranks_of_mpi_over_the_default_transports() {
-    mpi("4", "64", &[]);
+cases! {
+    two_ranks_of_mpi_over_shm = mpi("2", "64", &["-x", "UCX_TLS=shm,self"]);
+    two_ranks_of_mpi_over_rc_mlx5 = mpi("2", "4", &["-x", "UCX_TLS=rc_mlx5"]);
+    four_ranks_of_mpi_over_tcp = mpi("4", "64", &["-x", "UCX_TLS=tcp"]);
+    two_ranks_of_mpi_over_everything = mpi("2", "64", &["-x", "UCX_TLS=all"]);
+    four_ranks_of_mpi_over_the_default_transports = mpi("4", "64", &[]);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Runs the examples as separate processes.
 
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+#[path = "../../../tests/support/example.rs"]
+mod example;
 
-/// Time for a machine under load.
-const DEADLINE: Duration = Duration::from_mins(1);
+use std::process::Command;
+
+use example::{example, finish};
 
 #[test]
 fn embed_mlx5() {
@@ -27,28 +27,6 @@ fn recover() {
 }
 
 /// What the example prints.
-fn output(example: &str) -> String {
-    // Cargo puts examples beside the tests.
-    let here = std::env::current_exe().unwrap();
-    let binary =
-        here.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(example);
-    assert!(
-        binary.exists(),
-        "{} is not built: cargo build -p barewire-mlx5 --examples",
-        binary.display()
-    );
-    let mut child =
-        Command::new(binary).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > DEADLINE {
-            child.kill().unwrap();
-            panic!("the example does not end: {:?}", child.wait_with_output());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}: {printed}", output.status);
-    printed.into_owned()
+fn output(name: &str) -> String {
+    finish(&mut Command::new(example(name))).0
 }

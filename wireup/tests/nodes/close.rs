@@ -2,17 +2,12 @@
 
 use barewire_wireup::link::{CloseMode, Side as End, State};
 
-use crate::support::{SETS, pair, send, until, until_connected};
+use crate::support::{SETS, linked, pair, send, until};
 
 #[test]
 fn what_was_sent_before_the_close_arrives_and_the_peer_is_informed() {
     for names in SETS {
-        let mut sides = pair(names);
-        let [here, there] = &mut sides;
-        let link = here.connect(there);
-        until_connected(&mut sides, &[&link]);
-        until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
-        let back = sides[1].incoming.borrow()[0].clone();
+        let (mut sides, link, back) = linked(names);
         for number in 0..50 {
             send(&mut sides, &link, number);
         }
@@ -29,12 +24,7 @@ fn what_was_sent_before_the_close_arrives_and_the_peer_is_informed() {
 #[test]
 fn a_close_does_not_wait_for_a_peer_that_makes_no_progress() {
     for names in SETS {
-        let mut sides = pair(names);
-        let [here, there] = &mut sides;
-        let link = here.connect(there);
-        until_connected(&mut sides, &[&link]);
-        until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
-        let back = sides[1].incoming.borrow()[0].clone();
+        let (mut sides, link, back) = linked(names);
         for number in 0..50 {
             send(&mut sides, &link, number);
         }

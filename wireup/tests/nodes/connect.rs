@@ -5,17 +5,12 @@ use barewire_wireup::link::{Options, State};
 use barewire_wireup::node::{ConnectError, Node};
 use barewire_wireup::plan::{Kind, Needs};
 
-use crate::support::{ID, SETS, Side, pair, rules, send, until, until_connected};
+use crate::support::{ID, SETS, Side, linked, pair, rules, send, until, until_connected};
 
 #[test]
 fn one_side_connects_and_both_send() {
     for names in SETS {
-        let mut sides = pair(names);
-        let [here, there] = &mut sides;
-        let link = here.connect(there);
-        until_connected(&mut sides, &[&link]);
-        until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
-        let back = sides[1].incoming.borrow()[0].clone();
+        let (mut sides, link, back) = linked(names);
         for number in 0..100 {
             send(&mut sides, &link, number);
             send(&mut sides, &back, 1000 + number);

@@ -7,7 +7,7 @@ use barewire::{Access, AtomicOp, Completion, FetchResult, FlushMode, PostError, 
 use barewire_wireup::link::{Link, LinkMemory, LinkRegion, Options};
 use barewire_wireup::plan::Kind;
 
-use crate::support::{SETS, Side, pair, until, until_connected};
+use crate::support::{SETS, Side, linked, pair, until, until_connected};
 
 /// Posts, with progress while there is no room.
 fn post<T>(sides: &mut [Side], mut post: impl FnMut() -> Result<T, PostError>) -> T {
@@ -39,12 +39,7 @@ fn flush(sides: &mut [Side], link: &Link) {
 #[test]
 fn memory_of_each_kind_of_lane() {
     for names in SETS {
-        let mut sides = pair(names);
-        let address = sides[1].node.address();
-        let link = sides[0].node.connect(&address, Options::default()).unwrap();
-        until_connected(&mut sides, &[&link]);
-        until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
-        let back = sides[1].incoming.borrow()[0].clone();
+        let (mut sides, link, back) = linked(names);
         for kind in [Kind::Memory, Kind::Bulk, Kind::Atomics] {
             let theirs = back.domain(kind).unwrap().allocate(1 << 16, Access::all()).unwrap();
             let domain = link.domain(kind).unwrap();

@@ -56,6 +56,17 @@ pub(crate) fn pair(names: &[&str]) -> [Side; 2] {
     [Side::new(&rules(names)), Side::new(&rules(names))]
 }
 
+/// Two sides, the link that the first has made, and the second's end of it.
+pub(crate) fn linked(names: &[&str]) -> ([Side; 2], Link, Link) {
+    let mut sides = pair(names);
+    let [here, there] = &mut sides;
+    let link = here.connect(there);
+    until_connected(&mut sides, &[&link]);
+    until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
+    let back = sides[1].incoming.borrow()[0].clone();
+    (sides, link, back)
+}
+
 /// Makes progress on all nodes until `done`.
 pub(crate) fn until(sides: &mut [Side], what: &str, mut done: impl FnMut(&[Side]) -> bool) {
     let start = Instant::now();

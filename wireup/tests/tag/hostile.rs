@@ -1,55 +1,16 @@
 //! A member of the job sends tagged messages and greetings in the name of another one.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Instant;
 
 use barewire::PostError;
-use barewire::config::Choice;
-use barewire_tcp::Key;
-use barewire_wireup::link::{Link, Options, State};
-use barewire_wireup::node::{Node, Rules};
+use barewire_wireup::link::{Link, State};
 use barewire_wireup::plan::Kind;
-use barewire_wireup::tag::{
-    Buffer, FULL_MASK, HANDLER, Limits, Mode, Request, TagLink, Tags, protocol,
-};
+use barewire_wireup::tag::{Buffer, FULL_MASK, HANDLER, Mode, Request, TagLink, protocol};
 
+use crate::nodes::{Side, TAGGED};
 use crate::support::DEADLINE;
 
-/// Devices match tags where they can.
-const TAGGED: &str = "tagged";
 const SETS: [&[&str]; 3] = [&["shm"], &["tcp/lo"], &["rc_mlx5/soft0:1", "tcp/lo", TAGGED]];
-
-struct Side {
-    node: Node,
-    tags: Tags,
-    incoming: Rc<RefCell<Vec<Link>>>,
-}
-
-impl Side {
-    fn new(names: &[&str]) -> Self {
-        let matches = if names.contains(&TAGGED) { Choice::Auto } else { Choice::No };
-        let names = names.iter().copied().filter(|name| *name != TAGGED);
-        let mut rules =
-            Rules::default().only(names).key(Key::from_bytes([7; 32])).deadline(DEADLINE);
-        rules.config = rules.config.tag_matching(matches);
-        let mut node = Node::open(&rules).expect("a node");
-        let tags = Tags::over(&mut node, Limits::default()).expect("tags");
-        let incoming: Rc<RefCell<Vec<Link>>> = Rc::default();
-        let links = Rc::clone(&incoming);
-        node.on_peer(move |peer| links.borrow_mut().push(peer.link));
-        Self { node, tags, incoming }
-    }
-
-    fn connect(&mut self, other: &Self) -> Link {
-        self.node.connect(&other.node.address(), Options::default()).expect("a link")
-    }
-
-    /// The link that a peer has made.
-    fn next_link(&self) -> Option<Link> {
-        self.incoming.borrow_mut().pop()
-    }
-}
 
 fn until(sides: &mut [Side], what: &str, mut done: impl FnMut(&[Side]) -> bool) {
     let begun = Instant::now();

@@ -15,7 +15,7 @@ use crate::support::bytes;
 /// Generous: the machine may be busy.
 const DEADLINE: Duration = Duration::from_mins(1);
 /// Devices match tags where they can.
-const TAGGED: &str = "tagged";
+pub(crate) const TAGGED: &str = "tagged";
 const SETS: [&[&str]; 5] = [
     &["shm"],
     &["shm", "cma"],
@@ -25,14 +25,14 @@ const SETS: [&[&str]; 5] = [
 ];
 const LENGTHS: [usize; 5] = [0, 8, 5000, 100_000, 2_000_000];
 
-struct Side {
-    node: Node,
-    tags: Tags,
-    incoming: Rc<RefCell<Vec<Link>>>,
+pub(crate) struct Side {
+    pub(crate) node: Node,
+    pub(crate) tags: Tags,
+    pub(crate) incoming: Rc<RefCell<Vec<Link>>>,
 }
 
 impl Side {
-    fn new(names: &[&str]) -> Self {
+    pub(crate) fn new(names: &[&str]) -> Self {
         let matches = if names.contains(&TAGGED) { Choice::Auto } else { Choice::No };
         let names = names.iter().copied().filter(|name| *name != TAGGED);
         let mut rules =
@@ -46,8 +46,13 @@ impl Side {
         Self { node, tags, incoming }
     }
 
-    fn connect(&mut self, other: &Self) -> Link {
+    pub(crate) fn connect(&mut self, other: &Self) -> Link {
         self.node.connect(&other.node.address(), Options::default()).expect("a link")
+    }
+
+    /// The link that a peer has made.
+    pub(crate) fn next_link(&self) -> Option<Link> {
+        self.incoming.borrow_mut().pop()
     }
 }
 

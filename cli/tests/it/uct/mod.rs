@@ -14,6 +14,17 @@ pub(crate) const UCT: &[&str] = &["uct", "run"];
 /// The key of the job, for programs that are started separately.
 pub(crate) const KEY: &str = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
 
+/// Declares tests, each a call.
+macro_rules! cases {
+    ($($name:ident = $call:expr;)+) => {$(
+        #[test]
+        fn $name() {
+            $call;
+        }
+    )+};
+}
+pub(crate) use cases;
+
 /// Compiles a program of UCX. Returns `None`, and says why, if something is not installed.
 pub(crate) fn compiled(
     compiler: &str,
