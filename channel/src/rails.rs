@@ -55,9 +55,6 @@ impl Rail {
     ///
     /// Peers in the same subnet are reached. It has 24 bits of an IPv4 address (8 of a loopback
     /// address) and 64 bits of any other GID, unless [`Self::subnet_bits`] changes that.
-    ///
-    /// # Errors
-    /// [`RailsError::Device`], [`RailsError::LongName`].
     pub fn new(name: &str, context: &Context) -> Result<Self, RailsError> {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(RailsError::LongName(name.to_owned()));
@@ -185,9 +182,6 @@ pub struct Rails(Arc<[Rail]>);
 impl Rails {
     /// Makes a set. The order matters: the first rail of one end that reaches the first of the
     /// other is its partner, and so on.
-    ///
-    /// # Errors
-    /// [`RailsError::Count`], [`RailsError::Name`].
     pub fn new(rails: Vec<Rail>) -> Result<Self, RailsError> {
         if rails.is_empty() || rails.len() > MAX_RAILS {
             return Err(RailsError::Count(rails.len()));

@@ -231,9 +231,6 @@ impl Sender {
 
     /// Returns the length of the message once `request` is complete: all of it was written to the
     /// peer's memory, and the region may be changed. Returns `None` before.
-    ///
-    /// # Errors
-    /// [`Error::UnknownRequest`], [`Error::Failed`].
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<usize>, Error> {
         let slot = &self.slots[usize::from(request.slot())];
@@ -336,9 +333,6 @@ impl Sender {
     /// calls do so when they find nothing. An idle end that is not checked learns of a closed peer
     /// later, and its failed rails are not tried again. After [`Error::Overlong`], call it until the
     /// peer has the refusal, which no request waits for and which may be lost with its rail.
-    ///
-    /// # Errors
-    /// [`Error::Failed`].
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Result<(), Error> {

@@ -80,9 +80,6 @@ impl FromStr for Key {
 
 impl Key {
     /// Creates a key.
-    ///
-    /// # Errors
-    /// [`KeyError::Random`].
     pub fn random() -> Result<Self, KeyError> {
         let mut bytes = [0; BYTES];
         fill(&mut bytes).map_err(|source| KeyError::Random { source })?;

@@ -70,9 +70,6 @@ impl RcAddress {
     }
 
     /// The address in bytes that [`Self::to_bytes`] of a peer returned.
-    ///
-    /// # Errors
-    /// [`AddressError`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
         let bytes: &[u8; Self::BYTES] = sized("the address of a queue pair", bytes)?;
         let field = |what, at: usize| {
@@ -118,9 +115,6 @@ impl RemoteMemory {
 
     /// The description in bytes that [`Self::to_bytes`] of a peer returned. The peer's device
     /// checks the address, length and key of every access.
-    ///
-    /// # Errors
-    /// [`AddressError::Length`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
         let bytes: &[u8; Self::BYTES] = sized("the description of memory", bytes)?;
         let number = |range: core::ops::Range<usize>| {

@@ -326,9 +326,6 @@ pub struct TableAddress {
 
 impl Table {
     /// Creates an empty table.
-    ///
-    /// # Errors
-    /// [`TableError::FileSize`] or [`TableError::System`].
     pub fn new() -> Result<Self, TableError> {
         if let Some(limit) =
             getrlimit(Resource::Fsize).current.filter(|limit| *limit < BYTES as u64)

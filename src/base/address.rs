@@ -350,9 +350,6 @@ macro_rules! address {
             }
 
             /// Creates the address with these bytes after the header.
-            ///
-            /// # Errors
-            /// [`AddressError::Length`]
             pub fn from_body(transport: TransportId, body: &[u8]) -> Result<Self, AddressError> {
                 Packed::from_body(Kind::$kind, transport, body).map(Self)
             }

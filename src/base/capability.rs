@@ -16,9 +16,6 @@ pub trait RemoteMemory {
 /// Put from the argument.
 pub trait PutShort: RemoteMemory {
     /// Writes `payload`, which is copied, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn put_short(&self, payload: &[u8], remote: u64, key: &Self::Key) -> Result<(), PostError>;
 
     /// [`Self::put_short`] where the transport is selected at run time. Transports whose function is
@@ -39,9 +36,6 @@ pub trait PutShort: RemoteMemory {
 pub trait PutBcopy: RemoteMemory {
     /// Writes to `remote` what `pack` puts into a buffer. `pack` returns the number of bytes, and
     /// so does the post; the caller has nothing to wait for.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
@@ -53,9 +47,6 @@ pub trait PutBcopy: RemoteMemory {
 /// Put straight from registered memory.
 pub trait PutZcopy: RemoteMemory {
     /// Writes the slices, one after the other, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn put_zcopy(
         &self,
         slices: &[Slice<'_>],
@@ -69,9 +60,6 @@ pub trait PutZcopy: RemoteMemory {
 pub trait GetBcopy: RemoteMemory {
     /// Reads `length` bytes at `remote` and passes them to `unpack`: before the post returns, or in
     /// progress.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn get_bcopy(
         &self,
         unpack: &Unpack,
@@ -85,9 +73,6 @@ pub trait GetBcopy: RemoteMemory {
 /// Get straight into registered memory.
 pub trait GetZcopy: RemoteMemory {
     /// Reads from `remote` into the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
@@ -125,9 +110,6 @@ pub trait Lists: RemoteMemory {
 /// Active message from the argument.
 pub trait AmShort {
     /// Sends `header` and `payload`, which are copied, to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError>;
 
     /// As [`PutShort::put_short_selected`].
@@ -142,9 +124,6 @@ pub trait AmShort {
 pub trait AmInvalidate: RemoteMemory {
     /// As [`AmShort::am_short`]. When the handler runs, `key` gives no access any more: it is that
     /// of a window which the peer's endpoint bound, and the window is free.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn am_short_invalidate(
         &self,
         id: u8,
@@ -158,9 +137,6 @@ pub trait AmInvalidate: RemoteMemory {
 pub trait AmShortIov {
     /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one
     /// payload of [`AmShort::am_short`].
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError>;
 }
 
@@ -168,9 +144,6 @@ pub trait AmShortIov {
 pub trait AmBcopy {
     /// Sends to the peer's handler `id` what `pack` puts into a buffer. `pack` returns the number
     /// of bytes, and so does the post; the caller has nothing to wait for.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError>;
 }
 
@@ -179,9 +152,6 @@ pub trait AmZcopy {
     /// Sends `header`, which is copied, followed by the slices to the peer's handler `id`. Over
     /// `ud_mlx5` and `ud_verbs` the slices are copied, too, and the operation is finished when the
     /// peer has acknowledged the message.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn am_zcopy(
         &self,
         id: u8,
@@ -198,16 +168,10 @@ pub trait AmZcopy {
 /// endpoint and the receive.
 pub trait TagEager {
     /// Sends `payload`, which is copied, with a tag, and with the immediate 0.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn tag_short(&self, tag: u64, payload: &[u8]) -> Result<(), PostError>;
 
     /// Sends what `pack` puts into a buffer. `pack` returns the number of bytes, and so does the
     /// post; the caller has nothing to wait for.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn tag_bcopy(
         &self,
         tag: u64,
@@ -216,9 +180,6 @@ pub trait TagEager {
     ) -> Result<usize, PostError>;
 
     /// Sends the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn tag_zcopy(
         &self,
         tag: u64,
@@ -249,9 +210,6 @@ pub trait TagRendezvous {
 /// Every atomic, on words of 4 and 8 bytes.
 pub trait Atomics: RemoteMemory {
     /// Changes the word at `remote`, a multiple of the word's size. Swaps exist with a result only.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn atomic_post<W: AtomicWord>(
         &self,
         op: AtomicOp<W>,
@@ -260,9 +218,6 @@ pub trait Atomics: RemoteMemory {
     ) -> Result<(), PostError>;
 
     /// As [`Self::atomic_post`], and fetches the value before.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn atomic_fetch<W: AtomicWord>(
         &self,
         op: AtomicOp<W>,
@@ -278,15 +233,9 @@ pub trait Flush {
     /// Waits for what was posted so far; see [`FlushMode`]. After [`FlushMode::Cancel`] the
     /// endpoint accepts no posts. Over `ud_mlx5` and `ud_verbs` a message is finished when the peer
     /// has acknowledged it.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post;
 
     /// Operations posted later take effect after those posted before.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn fence(&self) -> Result<(), PostError>;
 }
 
@@ -294,9 +243,6 @@ pub trait Flush {
 pub trait Check {
     /// Checks the peer as [`Endpoint::check`](crate::Endpoint::check) does, or returns why posts
     /// are refused.
-    ///
-    /// # Errors
-    /// [`PostError`]
     fn check(&self) -> Result<(), PostError>;
 }
 

@@ -105,9 +105,6 @@ macro_rules! memory_access {
         }
 
         /// Copies `source` to `offset`.
-        ///
-        /// # Errors
-        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         pub fn write(
             &self,
             offset: usize,
@@ -120,9 +117,6 @@ macro_rules! memory_access {
         }
 
         /// Copies from `offset` into `target`.
-        ///
-        /// # Errors
-        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         pub fn read(
             &self,
             offset: usize,
@@ -174,9 +168,6 @@ macro_rules! memory_access {
         }
 
         /// Loads the byte at `offset` with acquire ordering.
-        ///
-        /// # Errors
-        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         #[inline]
         pub fn load_u8(&self, offset: usize) -> Result<u8, $crate::base::error::MemoryError> {
             let bytes = $crate::base::memory::checked(self.bytes(), offset, 1)?;
@@ -185,9 +176,6 @@ macro_rules! memory_access {
         }
 
         /// Returns a range of this memory for zero-copy operations.
-        ///
-        /// # Errors
-        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         #[inline]
         pub fn slice(
             &self,
@@ -227,9 +215,6 @@ macro_rules! memory_access {
         /// `offset`, each `stride` bytes after the previous one: the column of a matrix. One
         /// operation takes as many slices as
         /// [`RmaLimits::max_iov`](crate::RmaLimits::max_iov) says.
-        ///
-        /// # Errors
-        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         pub fn strided(
             &self,
             offset: usize,

@@ -83,9 +83,6 @@ impl AsyncWorker {
 
     /// Makes progress, and sleeps while there is none to make. Returns the number of events, at
     /// least one. Dropping the future loses no event.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     pub async fn wait(&mut self) -> Result<usize, EventError> {
         loop {
             let events = self.worker.progress();

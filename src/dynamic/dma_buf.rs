@@ -82,9 +82,6 @@ impl DmaBuf {
     }
 
     /// Returns a range of the memory for zero-copy operations.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     pub fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError> {
         if length > self.length || offset > self.length - length {
             return Err(MemoryError::OutOfRange { offset, length, region: self.length });

@@ -77,9 +77,6 @@ impl Domain {
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
-    ///
-    /// # Errors
-    /// [`MemoryError`]
     pub fn allocate(
         &self,
         len: usize,
@@ -167,9 +164,6 @@ impl Domain {
     /// Over `shm` the first operation with a key maps the region. Where the kernel denies that, for
     /// example to another user, it returns [`NoResource`](crate::PostError::NoResource) until the
     /// owner of the region makes progress and passes the region on.
-    ///
-    /// # Errors
-    /// [`KeyError`]
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         transports!(each! &self.0, domain => domain.unpack_key(bytes).map(RemoteKey::from_static::<T>))
     }

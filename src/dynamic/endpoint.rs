@@ -188,9 +188,6 @@ impl Endpoint {
     }
 
     /// Writes `payload`, which is copied, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline(always)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         match (&self.0, &key.0) {
@@ -260,9 +257,6 @@ impl Endpoint {
 
     /// Lets `pack` fill a buffer of the interface and writes as many bytes as it says to `remote`.
     /// Returns the number of bytes; the caller has nothing to wait for.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn put_bcopy(
         &self,
@@ -274,9 +268,6 @@ impl Endpoint {
     }
 
     /// Writes the slices, one after the other, to `remote`, straight from their memory.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn put_zcopy(
         &self,
@@ -307,9 +298,6 @@ impl Endpoint {
     }
 
     /// Reads `length` bytes at `remote` and gives them to `unpack`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn get_bcopy(
         &self,
@@ -323,9 +311,6 @@ impl Endpoint {
     }
 
     /// Reads from `remote` into the slices, one after the other, straight into their memory.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn get_zcopy(
         &self,
@@ -338,9 +323,6 @@ impl Endpoint {
     }
 
     /// Sends `header` and `payload`, which are copied, to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         match &self.0 {
@@ -410,18 +392,12 @@ impl Endpoint {
 
     /// Sends `header` and the pieces, which are copied, one after the other, to the peer's handler
     /// `id`, as one payload of [`Self::am_short`].
-    ///
-    /// # Errors
-    /// [`PostError`]
     pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_short_iov(id, header, pieces))
     }
 
     /// Lets `pack` fill a buffer of the interface and sends as many bytes as it says to the peer's
     /// handler `id`. Returns the number of bytes; the caller has nothing to wait for.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn am_bcopy(
         &self,
@@ -433,9 +409,6 @@ impl Endpoint {
 
     /// Sends `header` followed by the slices, straight from their memory, to the peer's handler
     /// `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn am_zcopy(
         &self,
@@ -450,9 +423,6 @@ impl Endpoint {
     /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps exist
     /// with a result only. What a transport can do is in its [`Attributes`](crate::Attributes):
     /// `atomic32` and `atomic64`.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn atomic_post<W: AtomicWord>(
         &self,
@@ -464,9 +434,6 @@ impl Endpoint {
     }
 
     /// As [`Self::atomic_post`], and fetches the value before.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
     pub fn atomic_fetch<W: AtomicWord>(
         &self,
@@ -498,17 +465,11 @@ impl Endpoint {
 
     /// Posts a flush, which is finished once everything that was posted so far is; see
     /// [`FlushMode`]. [`Worker::flush`](crate::Worker::flush) waits for it.
-    ///
-    /// # Errors
-    /// [`PostError`]
     pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
         transports!(each! &self.0, endpoint => endpoint.flush(mode, completion))
     }
 
     /// Operations posted later take effect after those posted before.
-    ///
-    /// # Errors
-    /// [`PostError`]
     pub fn fence(&self) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.fence())
     }

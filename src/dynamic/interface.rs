@@ -149,9 +149,6 @@ impl Interface {
 
     /// Sets the handler of active messages with `id` (0 to 31), replacing an earlier one. Handlers
     /// may post.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`], [`HandlerError::Closed`]
     pub fn set_handler(
         &self,
         id: u8,
@@ -194,18 +191,12 @@ impl Interface {
     /// Returns the descriptor that becomes readable when an event occurs on an armed interface;
     /// `None` if no event occurs without a call on this thread. Use it only to wait: do not read
     /// from it, and expect spurious wake-ups.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         transports!(each! &self.0, interface => interface.event_fd())
     }
 
     /// Makes the [descriptor](Self::event_fd) readable on the next event, until progress is called.
     /// Returns how long the thread may sleep.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
     pub fn arm(&self) -> Result<Armed, EventError> {
         transports!(each! &self.0, interface => interface.arm())
     }
@@ -219,17 +210,11 @@ impl Interface {
 
     /// Flushes every endpoint as [`FlushMode::Local`](crate::FlushMode::Local) does. The completion
     /// counts each endpoint that has something outstanding.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`], [`PostError::Closed`]
     pub fn flush(&self, completion: Option<&Completion>) -> Post {
         transports!(each! &self.0, interface => interface.flush(completion))
     }
 
     /// On every endpoint, orders later operations after earlier ones.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
     pub fn fence(&self) -> Result<(), PostError> {
         transports!(each! &self.0, interface => interface.fence())
     }

@@ -59,9 +59,6 @@ impl Memory {
     /// while for memory [on demand](crate::MemoryConfig::on_demand), which a device otherwise
     /// requests page by page: there it waits until the device has the pages. For other memory it
     /// makes the kernel provide them. The contents stay as they are.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`], [`MemoryError::Prefetch`]
     pub fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {
         let length = range.end.wrapping_sub(range.start);
         let bytes = checked(self.bytes(), range.start, length)?;

@@ -105,9 +105,6 @@ impl Memory {
 impl Domain {
     /// Creates a region from the bytes of the peer's [`Memory::pack_region`]. See
     /// [`unpack_key`](Self::unpack_key) for its key.
-    ///
-    /// # Errors
-    /// [`KeyError`]
     pub fn unpack_region(&self, bytes: &[u8]) -> Result<RemoteRegion, KeyError> {
         let truncated = || AddressError::Truncated { got: bytes.len(), need: 16 };
         let (address, rest) = bytes.split_first_chunk().ok_or_else(truncated)?;

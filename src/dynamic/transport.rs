@@ -30,15 +30,9 @@ pub trait Transport: Sized + sealed::Conversions + 'static {
     fn attributes(config: &InterfaceConfig) -> Attributes;
 
     /// Opens a device.
-    ///
-    /// # Errors
-    /// [`OpenError::UnknownDevice`], [`OpenError::Device`]
     fn open(device: &str) -> Result<Self::Domain, OpenError>;
 
     /// Opens an interface.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`], [`OpenError::Device`]
     fn open_interface(
         domain: &Self::Domain,
         config: &InterfaceConfig,

@@ -238,9 +238,6 @@ impl<'m> View<'m> {
 
     /// Returns a range of the view for zero-copy operations. Transports that copy the slices of
     /// messages, `ud_mlx5` and `ud_verbs`, refuse it.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     pub fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError> {
         with!(self, view => view.slice(offset, length))
     }

@@ -247,9 +247,6 @@ impl Worker {
     /// Makes [`Self::event_fd`] readable on the next event, and at the deadline that it returns,
     /// until [`Self::progress`] is called: then arm again. Earlier events are not lost, but
     /// reported as [`Armed::Ready`].
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
     pub fn arm(&mut self) -> Result<Armed, EventError> {
         self.event_set()?;
         let mut armed = Armed::Indefinitely;
@@ -276,9 +273,6 @@ impl Worker {
     /// assert_eq!(events, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, EventError> {
         let start = Instant::now();
         let end = timeout.and_then(|timeout| start.checked_add(timeout));

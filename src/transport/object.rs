@@ -32,9 +32,6 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
     fn name(&self) -> &str;
 
     /// Allocates zeroed, page-aligned memory and registers it.
-    ///
-    /// # Errors
-    /// [`MemoryError`]
     fn allocate(
         &self,
         len: usize,
@@ -56,9 +53,6 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
     ) -> Result<Self::Memory, MemoryError>;
 
     /// Creates a key from the bytes of the peer's [`Memory::pack_key`].
-    ///
-    /// # Errors
-    /// [`KeyError`]
     fn unpack_key(&self, bytes: &[u8]) -> Result<Self::RemoteKey, KeyError>;
 }
 
@@ -72,33 +66,18 @@ pub trait Memory: Debug + Send + Sync + Sized {
     fn len(&self) -> usize;
 
     /// Copies `source` to `offset`.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     fn write(&self, offset: usize, source: &[u8]) -> Result<(), MemoryError>;
 
     /// Copies from `offset` into `target`.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), MemoryError>;
 
     /// Loads the word at `offset` with acquire ordering.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`], [`MemoryError::Unaligned`]
     fn load_u64(&self, offset: usize) -> Result<u64, MemoryError>;
 
     /// A range of this memory for zero-copy operations.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError>;
 
     /// Deregisters the region.
-    ///
-    /// # Errors
-    /// [`MemoryError::Deregister`]
     fn deregister(self) -> Result<(), MemoryError>;
 
     /// The bytes from which a peer makes its key.
@@ -114,9 +93,6 @@ pub trait Interface: Clone + Debug + Handled + 'static {
     fn address(&self) -> PeerAddress;
 
     /// Checks whether the interface can reach a peer's interface: as [`crate::Interface::reaches`].
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`], [`ConnectError::Unreachable`]
     fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError>;
 
     /// As [`crate::Interface::reaches_by`].
@@ -158,16 +134,10 @@ pub trait Interface: Clone + Debug + Handled + 'static {
 
     /// A descriptor that becomes readable when something happens to an armed interface; `None` if
     /// nothing ever happens without a call on this thread.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`]
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError>;
 
     /// Arms the [descriptor](Self::event_fd) until progress is called. Returns how long the thread
     /// may sleep.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
     fn arm(&self) -> Result<Armed, EventError>;
 
     /// Makes the next progress examine all connections, so that it notices peers whose process has
@@ -176,15 +146,9 @@ pub trait Interface: Clone + Debug + Handled + 'static {
     fn examine(&self);
 
     /// Waits for the operations of every endpoint.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`], [`PostError::Closed`]
     fn flush(&self, completion: Option<&Completion>) -> Post;
 
     /// Orders the operations of every endpoint.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
     fn fence(&self) -> Result<(), PostError>;
 }
 

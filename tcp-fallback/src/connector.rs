@@ -198,9 +198,6 @@ impl Connector {
     }
 
     /// Advances until the connection is open, and calls `between` in between.
-    ///
-    /// # Errors
-    /// [`ConnectFailure`]
     pub fn wait(mut self, mut between: impl FnMut()) -> Result<Socket, ConnectFailure> {
         loop {
             if let Some(socket) = self.advance(Instant::now())? {
@@ -211,9 +208,6 @@ impl Connector {
     }
 
     /// Does what can be done without waiting. Returns the connection once it is open.
-    ///
-    /// # Errors
-    /// [`ConnectFailure`]
     pub fn advance(&mut self, now: Instant) -> Result<Option<Socket>, ConnectFailure> {
         match self.step(now) {
             Ok(None) => {}

@@ -255,9 +255,6 @@ impl Stream {
     }
 
     /// Connects to a [`StreamListener`] with the same key and claim, within `timeout`.
-    ///
-    /// # Errors
-    /// [`ConnectFailure`]
     pub fn connect(
         peer: SocketAddr,
         key: &Key,

@@ -275,9 +275,6 @@ impl Initiator {
     }
 
     /// Checks the proof of the challenge. Returns the claim with this end's proof.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Foreign`], [`HandshakeError::Version`], [`HandshakeError::Key`]
     pub fn prove(
         &self,
         key: &Key,
@@ -311,9 +308,6 @@ pub struct Acceptor {
 impl Acceptor {
     /// Responds to a hello with a fresh challenge. The connection is protected if `protected` is
     /// set or the hello requests it.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Foreign`], [`HandshakeError::Version`]
     pub fn challenge(
         key: &Key,
         hello: &[u8; HELLO_BYTES],
@@ -336,9 +330,6 @@ impl Acceptor {
     }
 
     /// Checks the proof of the claim. Returns the claim.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Key`], [`HandshakeError::Claim`]
     pub fn admit(
         &self,
         key: &Key,

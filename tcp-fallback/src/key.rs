@@ -84,9 +84,6 @@ impl Drop for Key {
 
 impl Key {
     /// A random key.
-    ///
-    /// # Errors
-    /// [`KeyError::NoRandomness`]
     pub fn generate() -> Result<Self, KeyError> {
         random().map(Self).map_err(KeyError::NoRandomness)
     }

@@ -74,9 +74,6 @@ impl Header {
     }
 
     /// Parses a header.
-    ///
-    /// # Errors
-    /// [`MessageError`]
     #[inline]
     pub fn parse(bytes: [u8; HEADER_BYTES], limit: u32) -> Result<Self, MessageError> {
         let word = u64::from_le_bytes(bytes);

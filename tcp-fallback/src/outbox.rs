@@ -254,9 +254,6 @@ impl Outbox {
     }
 
     /// Copies waiting bytes, without the first `skip`, to the front of `room`. Returns how many.
-    ///
-    /// # Errors
-    /// [`SendError::Revoked`]
     pub fn copy(&self, mut skip: usize, room: &mut [u8]) -> Result<usize, SendError> {
         let buffer = self.buffer.as_deref().unwrap_or_default();
         if self.ranges == 0 {

@@ -174,9 +174,6 @@ impl Request {
     }
 
     /// Parses a request.
-    ///
-    /// # Errors
-    /// [`Foreign`]
     pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, Foreign> {
         let [operation, change, width, fetch, 0, 0, 0, 0, ..] = *bytes else { return Err(Foreign) };
         let (operand, compare) = (number(bytes, 24), number(bytes, 32));
@@ -250,9 +247,6 @@ impl Response {
     }
 
     /// Parses a response.
-    ///
-    /// # Errors
-    /// [`Foreign`]
     pub fn parse(bytes: &[u8; RESPONSE_BYTES]) -> Result<Self, Foreign> {
         let operation = Operation::from_code(bytes[9]).ok_or(Foreign)?;
         let outcome = match bytes[8] {

@@ -201,9 +201,6 @@ impl<'a> Collectives<'a> {
     }
 
     /// Waits until every rank has called this.
-    ///
-    /// # Errors
-    /// [`CollectiveError`]
     pub fn barrier(&mut self, node: &mut Node) -> Result<(), CollectiveError> {
         let now = node.endings();
         let result = self.wait_for_all(node);
@@ -225,9 +222,6 @@ impl<'a> Collectives<'a> {
     }
 
     /// Copies the data of the rank `root` to all ranks.
-    ///
-    /// # Errors
-    /// [`CollectiveError`]
     pub fn broadcast<T: Element>(
         &mut self,
         node: &mut Node,

@@ -79,9 +79,6 @@ impl Peers {
     ///
     /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value,
     /// and errors of its links name the rank.
-    ///
-    /// # Errors
-    /// [`ExchangeError`]
     pub fn exchange(
         node: &mut Node,
         job: &mut dyn Bootstrap,
@@ -94,9 +91,6 @@ impl Peers {
     /// one with other [`Rules`](crate::Rules), such as a single transport. The nodes that are
     /// exchanged with one `name`, a key of the job ([`Bootstrap::put`]), are each other's
     /// peers.
-    ///
-    /// # Errors
-    /// [`ExchangeError`]
     pub fn exchange_as(
         node: &mut Node,
         job: &mut dyn Bootstrap,

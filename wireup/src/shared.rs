@@ -136,9 +136,6 @@ impl Peers {
     /// peers.fence(&mut node, &mut *job, timeout)?; // until then, others may need this rank
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
-    /// # Errors
-    /// [`WindowError`]
     pub fn share(
         &self,
         node: &mut Node,
@@ -296,9 +293,6 @@ impl Shared {
     }
 
     /// Writes to the memory of a rank. Returns when the bytes are there.
-    ///
-    /// # Errors
-    /// [`SharedError`]
     pub fn put(
         &self,
         node: &mut Node,
@@ -315,9 +309,6 @@ impl Shared {
     }
 
     /// Reads from the memory of a rank.
-    ///
-    /// # Errors
-    /// [`SharedError`]
     pub fn get(
         &self,
         node: &mut Node,
@@ -335,9 +326,6 @@ impl Shared {
 
     /// Adds to a word of 8 bytes in the memory of a rank, and returns what it was before. This is
     /// atomic with the other calls of this function, by any rank.
-    ///
-    /// # Errors
-    /// [`SharedError`]
     pub fn fetch_add(
         &self,
         node: &mut Node,

@@ -25,9 +25,6 @@ pub(crate) struct Words {
 impl Words {
     /// Allocates the words of `length` bytes, at least one. `align` is a power of two of at least a
     /// word.
-    ///
-    /// # Errors
-    /// [`MemoryError::NoMemory`]
     pub(crate) fn new(length: usize, align: usize) -> Result<Self, MemoryError> {
         let none = MemoryError::NoMemory { length };
         let Some(bytes) = length.checked_next_multiple_of(WORD).map(|bytes| bytes.max(WORD)) else {

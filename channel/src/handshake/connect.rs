@@ -42,9 +42,6 @@ enum State {
 
 impl Connector {
     /// Begins to connect to the listener of `handle`.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Config`], [`HandshakeError::Connect`].
     pub fn start(
         rails: &Rails,
         handle: &Handle,

@@ -66,9 +66,6 @@ impl Handle {
     }
 
     /// Reads a handle from the start of `bytes`, which may be longer.
-    ///
-    /// # Errors
-    /// [`HandleError`]
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, HandleError> {
         let bytes: &[u8; HANDLE_BYTES] = bytes.first_chunk().ok_or(HandleError::Foreign)?;
         let (head, rest) = bytes.split_at(16);

@@ -108,9 +108,6 @@ enum Step {
 
 impl Listener {
     /// Listens on `address`; port 0 chooses a free one. Peers have to prove `key`.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Config`], [`HandshakeError::Listen`].
     pub fn bind(
         rails: &Rails,
         address: SocketAddr,

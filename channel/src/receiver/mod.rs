@@ -325,9 +325,6 @@ impl Receiver {
     /// Reads the connection to the peer, and carries on with rails that have failed. The other
     /// calls do so when they find nothing. An idle end that is not checked learns of a closed peer
     /// later, and its failed rails are not tried again.
-    ///
-    /// # Errors
-    /// [`Error::Failed`].
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Result<(), Error> {

@@ -617,9 +617,6 @@ impl<M: OwnedBytes> Buffer<M> {
 
     /// Loads the byte at `offset` with acquire ordering: data that a peer wrote before it is
     /// visible afterwards.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`].
     #[inline]
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBounds> {
         self.check(offset, 1)?;
@@ -632,18 +629,12 @@ impl<M: OwnedBytes> Buffer<M> {
     /// the device and the host: see [what programs ask].
     ///
     /// [what programs ask]: https://github.com/barewire/barewire/blob/main/docs/guide/embedding.md#what-programs-ask
-    ///
-    /// # Errors
-    /// [`OutOfBounds`].
     #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfBounds> {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
     /// Stores 8 bytes at `offset`, a multiple of 8, with release ordering.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`].
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfBounds> {
         self.word(offset)?.store(value, Ordering::Release);

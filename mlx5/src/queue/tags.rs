@@ -196,9 +196,6 @@ impl<D: Doorbell> TagList<D> {
     /// Requests the removal of an entry: [`TagReport::Removed`], or [`TagReport::NotRemoved`] if a
     /// message matched it before. Returns `false`, without effect, if the entry is free or its
     /// removal has been requested.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`].
     #[inline(always)]
     pub fn remove(&mut self, index: u16) -> Result<bool, PostError> {
         let Some(entry) = self.entries.get_mut(usize::from(index)) else { return Ok(false) };
@@ -215,9 +212,6 @@ impl<D: Doorbell> TagList<D> {
 
     /// Reports to the device how many unexpected messages the program has processed, so that
     /// entries appended in the meantime match: [`TagReport::Synchronized`].
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`].
     pub fn synchronize(&mut self) -> Result<(), PostError> {
         let segment = TagSegment::nop(TagFlags::COMPLETION).with_software_count(self.processed);
         let wqe = self.send.post(ChangeTags(&segment), ControlFlags::empty())?;

@@ -245,9 +245,6 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<UnknownVariable> {
 impl InterfaceConfig {
     /// Returns the defaults, with the settings that environment variables override.
     /// [`Setting::variable`](super::Setting::variable) is the name of a setting's variable.
-    ///
-    /// # Errors
-    /// [`ConfigError`]
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::default().overruled_by_env()
     }
@@ -255,9 +252,6 @@ impl InterfaceConfig {
     /// Returns these settings, with those that environment variables override. The first call
     /// logs a warning for each unknown variable of barewire, or writes it to standard error if the
     /// program has no subscriber of `tracing`.
-    ///
-    /// # Errors
-    /// [`ConfigError`]
     pub fn overruled_by_env(self) -> Result<Self, ConfigError> {
         if !REPORTED.load(Ordering::Relaxed) {
             unknown_variables().iter().for_each(report::warn);
@@ -276,9 +270,6 @@ impl InterfaceConfig {
     /// assert!(InterfaceConfig::default().with_setting("no_such_setting", "1").is_none());
     /// # Ok::<(), barewire::config::ConfigError>(())
     /// ```
-    ///
-    /// # Errors
-    /// [`ConfigError`]
     pub fn with_setting(self, name: &str, value: &str) -> Option<Result<Self, ConfigError>> {
         let name = Self::NAMES.iter().find(|known| known.eq_ignore_ascii_case(name))?;
         let changed = variable(name);

@@ -106,9 +106,6 @@ impl SharedInterface {
 
     /// Sets the handler of active messages with `id` (0 to 31), replacing an earlier one. It runs
     /// with the worker's lock held, on any thread.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`], [`HandlerError::Closed`]
     pub fn set_handler(
         &self,
         id: u8,
@@ -150,9 +147,6 @@ impl SharedInterface {
     }
 
     /// On every endpoint, orders later operations after earlier ones.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
     pub fn fence(&self) -> Result<(), PostError> {
         let fenced = self.handle().with(|_, interface| interface.fence());
         fenced.unwrap_or(Err(PostError::Forked))

@@ -157,9 +157,6 @@ impl SharedWorker {
     /// events that all threads have processed since the call; zero if `timeout` has passed.
     ///
     /// A post or progress of another thread wakes the sleeping thread, by a system call.
-    ///
-    /// # Errors
-    /// [`SharedWaitError::InCallback`], [`SharedWaitError::Forked`], [`SharedWaitError::Event`]
     pub fn wait(&self, timeout: Option<Duration>) -> Result<usize, SharedWaitError> {
         Ok(wait::wait_until(&self.0.0, timeout, |events| events > 0)?.0)
     }

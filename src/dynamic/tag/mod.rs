@@ -146,9 +146,6 @@ impl TagAnnouncement {
 
     /// Completes the operation of the sender, whose memory is not read any more. If the data were
     /// not read, the sender does not learn that.
-    ///
-    /// # Errors
-    /// [`PostError`]
     pub fn finish(&self) -> Result<(), PostError> {
         let Origin { endpoint, tag, operation } = &self.origin;
         endpoint.finish_rendezvous(*tag, *operation)

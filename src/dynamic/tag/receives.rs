@@ -11,9 +11,6 @@ use crate::base::tag::TagReceive;
 pub trait TagReceives {
     /// Sets the handler of [`TagEvent`]s, replacing an earlier one. It runs inside progress and may
     /// post. Without one, messages without a receive are dropped and counted as unhandled.
-    ///
-    /// # Errors
-    /// [`HandlerError::Closed`]
     fn set_tag_handler(
         &self,
         handler: impl FnMut(TagEvent<'_>) + 'static,
@@ -44,9 +41,6 @@ pub trait TagReceives {
     /// With `force`, the handler gets no further event of the receive, not even if a message has
     /// matched it. Its buffer may be written until the interface has processed the device's
     /// response.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`], [`PostError`]
     fn tag_cancel(&self, receive: TagReceive, force: bool) -> Result<bool, PostError>;
 }
 

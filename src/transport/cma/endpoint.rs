@@ -39,9 +39,6 @@ pub(crate) struct State {
 
 impl Endpoint {
     /// Creates an unconnected endpoint.
-    ///
-    /// # Errors
-    /// [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         let core = &interface.0.core;
         core.check_opening()?;

@@ -35,9 +35,6 @@ pub(crate) fn am_short_iov(
 }
 
 /// Copies the pieces, one after the other, to the front of `buffer` and returns that part.
-///
-/// # Errors
-/// [`PostError::TooLong`]
 pub(crate) fn gather<'b>(buffer: &'b mut [u8], pieces: &[&[u8]]) -> Result<&'b [u8], PostError> {
     let mut length = 0;
     for piece in pieces {

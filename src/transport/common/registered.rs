@@ -33,9 +33,6 @@ pub trait Region: fmt::Debug + Sized {
     /// Until [`Self::deregister`] has returned `Ok`, the bytes stay mapped, and this process
     /// accesses them only in ways that tolerate a device which reads and, as far as `access`
     /// allows, writes them.
-    ///
-    /// # Errors
-    /// [`MemoryError::NoMemory`], [`MemoryError::Device`]
     unsafe fn register(
         protection: &Self::Protection,
         start: NonNull<u8>,
@@ -49,9 +46,6 @@ pub trait Region: fmt::Debug + Sized {
     /// # Safety
     /// As [`Self::register`], for all memory that work requests name by the region's keys, which
     /// need be mapped during atomic operations only.
-    ///
-    /// # Errors
-    /// [`MemoryError::AddressSpace`]
     unsafe fn register_address_space(
         protection: &Self::Protection,
         access: Access,
@@ -63,9 +57,6 @@ pub trait Region: fmt::Debug + Sized {
     /// # Safety
     /// Until [`Self::deregister`] has returned `Ok`, all users of the dma-buf access the bytes only
     /// in ways that tolerate a device which reads and, as far as `config` allows, writes them.
-    ///
-    /// # Errors
-    /// [`MemoryError::DmaBuf`]
     unsafe fn register_dma_buf(
         protection: &Self::Protection,
         buffer: BorrowedFd<'_>,
@@ -76,9 +67,6 @@ pub trait Region: fmt::Debug + Sized {
 
     /// Lets the device request the pages of a range of memory on demand, and waits until it has
     /// them. For other memory, does nothing.
-    ///
-    /// # Errors
-    /// [`MemoryError::Prefetch`]
     fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError>;
 
     /// Deregisters the memory.
@@ -111,9 +99,6 @@ pub unsafe trait Domain {
     fn tag(&self) -> u32;
 
     /// Allocates and registers memory.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
     fn buffer(
         &self,
         len: usize,

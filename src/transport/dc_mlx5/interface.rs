@@ -121,9 +121,6 @@ impl Interface {
 
 impl Endpoint {
     /// Creates an unconnected endpoint.
-    ///
-    /// # Errors
-    /// [`OpenError::TooManyEndpoints`], [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         let shared = &interface.0;
         shared.core.check_opening()?;

@@ -26,9 +26,6 @@ pub(crate) struct Keepalive {
 
 impl Keepalive {
     /// Returns the rounds that the settings ask for.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`]
     pub(crate) fn of(
         transport: TransportId,
         config: &InterfaceConfig,
@@ -42,9 +39,6 @@ impl Keepalive {
     }
 
     /// Refuses the rounds of an interface whose progress no thread calls for attention.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`]
     #[cfg(feature = "mlx5")]
     pub(crate) fn refuse(this: Option<&Self>, transport: TransportId) -> Result<(), OpenError> {
         let Some(Self { interval, .. }) = this else { return Ok(()) };

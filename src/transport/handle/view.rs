@@ -29,9 +29,6 @@ pub(crate) trait ListTable: KeyTable {
     fn part(memory: &Self::Memory) -> Self::Part;
 
     /// Opens a list of ranges, which lie inside their memory.
-    ///
-    /// # Errors
-    /// [`ChangeError::Key`]
     fn open_list(
         &self,
         layout: Layout<Self::Part>,
@@ -57,9 +54,6 @@ pub struct View<'m, D: ListTable> {
 
 impl<'m, D: ListTable> View<'m, D> {
     /// As [`crate::View::new`].
-    ///
-    /// # Errors
-    /// [`ChangeError::Entries`]
     pub fn new(domain: &D, entries: usize) -> Result<Self, ChangeError> {
         if !(1..=MAX_ENTRIES).contains(&entries) {
             return Err(ChangeError::Entries { got: entries, room: MAX_ENTRIES });
@@ -71,9 +65,6 @@ impl<'m, D: ListTable> View<'m, D> {
     }
 
     /// As [`crate::View::join`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn join(
         &mut self,
         endpoint: &Endpoint<D::Transport>,
@@ -92,9 +83,6 @@ impl<'m, D: ListTable> View<'m, D> {
     }
 
     /// As [`crate::View::interleave`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn interleave(
         &mut self,
         endpoint: &Endpoint<D::Transport>,
@@ -173,9 +161,6 @@ impl<'m, D: ListTable> View<'m, D> {
     }
 
     /// As [`crate::View::slice`].
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     pub fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError> {
         let region = usize::try_from(self.len()).unwrap_or(usize::MAX);
         let Some((entry, _)) = &self.current else {

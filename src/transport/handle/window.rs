@@ -47,9 +47,6 @@ pub(crate) trait KeyTable: transport::Domain {
 /// A domain whose keys can be those of parts of regions.
 pub(crate) trait PartTable: KeyTable {
     /// Opens `range` of `memory`, which lies inside.
-    ///
-    /// # Errors
-    /// [`ChangeError::Key`]
     fn open_part(
         &self,
         memory: &Self::Memory,
@@ -104,9 +101,6 @@ impl<'m, D: PartTable> Window<'m, D> {
     }
 
     /// As [`crate::Window::bind`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn bind(
         &mut self,
         endpoint: &Endpoint<D::Transport>,
@@ -141,9 +135,6 @@ impl<'m, D: PartTable> Window<'m, D> {
     }
 
     /// As [`crate::Window::invalidate`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn invalidate(
         &mut self,
         endpoint: &Endpoint<D::Transport>,

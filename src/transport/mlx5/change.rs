@@ -158,18 +158,12 @@ pub struct Window<'m> {
 
 impl<'m> Window<'m> {
     /// Creates a window, which is free.
-    ///
-    /// # Errors
-    /// [`ChangeError::Key`]
     pub fn new(domain: &Domain) -> Result<Self, ChangeError> {
         Self::of(domain, true)
     }
 
     /// As [`Self::new`], for endpoints of `xrc_mlx5` and `dc_mlx5`: the first bind takes no
     /// command.
-    ///
-    /// # Errors
-    /// [`ChangeError::Key`]
     pub fn new_shared(domain: &Domain) -> Result<Self, ChangeError> {
         Self::of(domain, false)
     }
@@ -238,9 +232,6 @@ impl<'m> Window<'m> {
     }
 
     /// As [`crate::Window::bind`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn bind<E: ChangesKeys>(
         &mut self,
         endpoint: &E,
@@ -267,9 +258,6 @@ impl<'m> Window<'m> {
     }
 
     /// As [`crate::Window::invalidate`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn invalidate<E: ChangesKeys>(
         &mut self,
         endpoint: &E,
@@ -327,9 +315,6 @@ pub struct View<'m> {
 
 impl<'m> View<'m> {
     /// As [`crate::View::new`].
-    ///
-    /// # Errors
-    /// [`ChangeError::Key`]
     pub fn new(domain: &Domain, entries: usize) -> Result<Self, ChangeError> {
         let entries = u32::try_from(entries).unwrap_or(u32::MAX);
         let inner = device::View::create(domain.protection(), entries).map_err(refused)?;
@@ -338,9 +323,6 @@ impl<'m> View<'m> {
     }
 
     /// As [`crate::View::join`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn join(
         &mut self,
         endpoint: &impl ChangesKeys,
@@ -356,9 +338,6 @@ impl<'m> View<'m> {
     }
 
     /// As [`crate::View::interleave`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
     pub fn interleave(
         &mut self,
         endpoint: &impl ChangesKeys,
@@ -387,9 +366,6 @@ impl<'m> View<'m> {
     }
 
     /// As [`crate::View::slice`].
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     pub fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError> {
         let region = usize::try_from(self.inner.len()).unwrap_or(usize::MAX);
         if offset.checked_add(length).is_none_or(|end| end > region) {

@@ -248,9 +248,6 @@ pub(crate) trait Driver: crate::transport::handle::InDynamic + 'static {
     /// Opens the driver's part of an interface, whose settings are checked. Its completion queue
     /// has room for the completions of `sends` requests, and for those of the receive requests.
     /// The attributes have the number of endpoints for which it has room.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`], [`OpenError::Device`]
     fn open(
         domain: &Self::Domain,
         config: &InterfaceConfig,
@@ -258,9 +255,6 @@ pub(crate) trait Driver: crate::transport::handle::InDynamic + 'static {
     ) -> Result<Opened<Self>, OpenError>;
 
     /// Called when the interface is complete.
-    ///
-    /// # Errors
-    /// [`OpenError::Device`]
     fn opened(_shared: &Rc<Shared<Self>>) -> Result<(), OpenError> {
         Ok(())
     }
@@ -269,9 +263,6 @@ pub(crate) trait Driver: crate::transport::handle::InDynamic + 'static {
     fn has_failed(shared: &Shared<Self>) -> bool;
 
     /// Creates the driver's part of the endpoint in `slot`.
-    ///
-    /// # Errors
-    /// [`OpenError::Device`]
     fn create(shared: &Shared<Self>, slot: u32) -> Result<Created<Self>, OpenError>;
 
     /// Called when the endpoint's state is complete.
@@ -338,14 +329,8 @@ pub(crate) trait Driver: crate::transport::handle::InDynamic + 'static {
     fn close(_shared: &Shared<Self>) {}
 
     /// Returns the descriptor to wait on.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`]
     fn event_fd(shared: &Shared<Self>) -> Result<Option<BorrowedFd<'_>>, EventError>;
 
     /// Makes the next completion notify the descriptor, unless progress has something to do.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     fn arm(shared: &Shared<Self>) -> Result<Armed, EventError>;
 }

@@ -16,9 +16,6 @@ use crate::transport::handle::{EndpointState, InterfaceState as _};
 
 impl<D: Driver> Endpoint<D> {
     /// Creates an unconnected endpoint. It takes its share of the interface's completion queue.
-    ///
-    /// # Errors
-    /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
     pub fn new(interface: &Interface<D>) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
     }

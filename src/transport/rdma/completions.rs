@@ -124,9 +124,6 @@ impl Completions {
     }
 
     /// Arms the descriptor, unless there is a completion already.
-    ///
-    /// # Errors
-    /// [`EventError::System`]
     pub(crate) fn arm(&self) -> Result<Armed, EventError> {
         let failed = |step| move |source: io::Error| EventError::System { step, source };
         let event = || self.channel.next_event().map_err(io::Error::other);

@@ -9,9 +9,6 @@ use crate::base::error::{ConnectError, OpenError, PostError};
 
 impl Endpoint {
     /// Creates an unconnected endpoint.
-    ///
-    /// # Errors
-    /// [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
     }

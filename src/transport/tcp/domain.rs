@@ -111,9 +111,6 @@ impl Domain {
     }
 
     /// Opens a network interface, or an address of this host, with a key.
-    ///
-    /// # Errors
-    /// [`OpenError::UnknownDevice`]
     pub fn open_with_key(device: &str, key: Key) -> Result<Self, OpenError> {
         Ok(Self::new(device, find(device)?, key, false))
     }

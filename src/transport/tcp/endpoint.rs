@@ -20,9 +20,6 @@ use crate::transport::handle::{EndpointState, endpoint_fields};
 
 impl Endpoint {
     /// Makes an endpoint that can be connected.
-    ///
-    /// # Errors
-    /// [`OpenError::TooManyEndpoints`], [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
     }

@@ -169,9 +169,6 @@ impl RemoteMemoryClient {
     }
 
     /// Posts a request without data.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`]
     pub(super) fn request(
         &mut self,
         spare: &Spare,
@@ -210,9 +207,6 @@ impl RemoteMemoryClient {
     }
 
     /// Posts a put of `length` bytes, which are sent from `ranges`.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`]
     pub(super) fn put_ranges(
         &mut self,
         spare: &Spare,

@@ -61,21 +61,12 @@ pub(crate) trait Queue {
     fn reap(&mut self, index: u16);
 
     /// Sends a packet of at most [`Opened::inline`] bytes, which are copied. Returns its index.
-    ///
-    /// # Errors
-    /// [`QueueFull`]
     fn send_inline(&mut self, to: &Self::Destination, packet: &[u8]) -> Result<u16, QueueFull>;
 
     /// Sends a packet of these little-endian words, as [`Self::send_inline`] does.
-    ///
-    /// # Errors
-    /// [`QueueFull`]
     fn send_words(&mut self, to: &Self::Destination, words: [u64; 4]) -> Result<u16, QueueFull>;
 
     /// Sends the packet of `length` bytes at `address` with the lkey `key`. Returns its index.
-    ///
-    /// # Errors
-    /// [`QueueFull`]
     fn send(
         &mut self,
         to: &Self::Destination,
@@ -85,9 +76,6 @@ pub(crate) trait Queue {
     ) -> Result<u16, QueueFull>;
 
     /// Posts `length` bytes of `buffer` for a packet. Its completion returns `buffer`.
-    ///
-    /// # Errors
-    /// [`QueueFull`]
     fn receive(&mut self, buffer: ReceiveBuffer, length: u32) -> Result<(), QueueFull>;
 
     /// Frees the entry of the receive queue of a buffer that [`Self::take`] returned.
@@ -95,9 +83,6 @@ pub(crate) trait Queue {
 
     /// Posts `length` bytes of the buffer that [`Self::take`] returned with `entry` again, instead
     /// of [`Self::free`] and [`Self::receive`].
-    ///
-    /// # Errors
-    /// [`QueueFull`]
     fn receive_again(&mut self, entry: u32, length: u32) -> Result<(), QueueFull>;
 
     /// Returns whether there may be a completion.
@@ -195,9 +180,6 @@ pub(crate) trait Driver:
 
     /// Creates a queue pair, whose settings are checked, with room for `receives` buffers, a power
     /// of two.
-    ///
-    /// # Errors
-    /// [`OpenError::Device`]
     fn open(
         domain: &Self::Domain,
         config: &InterfaceConfig,
@@ -205,9 +187,6 @@ pub(crate) trait Driver:
     ) -> Result<Opened<Self>, OpenError>;
 
     /// Called when the interface is complete.
-    ///
-    /// # Errors
-    /// [`OpenError::Device`]
     fn opened(_shared: &Rc<Shared<Self>>) -> Result<(), OpenError> {
         Ok(())
     }
@@ -218,9 +197,6 @@ pub(crate) trait Driver:
     }
 
     /// Returns the destination of packets to the queue pair `qpn` behind `port`.
-    ///
-    /// # Errors
-    /// [`ConnectError::Unreachable`], [`ConnectError::Device`]
     fn destination(
         shared: &Shared<Self>,
         port: Self::Port,
@@ -228,15 +204,9 @@ pub(crate) trait Driver:
     ) -> Result<<Self::Queue as Queue>::Destination, ConnectError>;
 
     /// Returns the descriptor to wait on.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`]
     fn descriptor(events: &Self::Events) -> Result<BorrowedFd<'_>, EventError>;
 
     /// Makes the next completion notify the descriptor, unless there is one already.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     fn arm(events: &Self::Events, queue: &mut Self::Queue) -> Result<Armed, EventError>;
 
     /// Returns what the report of an unresponsive peer adds to `tried`, the retries.

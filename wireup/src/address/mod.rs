@@ -318,18 +318,12 @@ impl WorkerAddress {
     }
 
     /// Checks bytes that came from elsewhere.
-    ///
-    /// # Errors
-    /// [`AddressError`]
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
         let (address, rest) = Self::split_from(bytes)?;
         if rest.is_empty() { Ok(address) } else { Err(AddressError::Trailing(rest.len())) }
     }
 
     /// Reads the address at the front of `bytes`, and returns it with the bytes behind it.
-    ///
-    /// # Errors
-    /// [`AddressError`]
     pub fn split_from(bytes: &[u8]) -> Result<(Self, &[u8]), AddressError> {
         let truncated = |need| AddressError::Truncated { got: bytes.len(), need };
         // Foreign bytes are named as such even if there are few.

@@ -62,17 +62,11 @@ impl LinkMemory {
     }
 
     /// Copies `source` to `offset`.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), MemoryError> {
         self.first()?.write(offset, source)
     }
 
     /// Copies from `offset` into `target`.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfRange`]
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), MemoryError> {
         self.first()?.read(offset, target)
     }

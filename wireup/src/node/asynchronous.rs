@@ -59,9 +59,6 @@ impl AsyncNode {
 
     /// Makes progress, and sleeps until there is some to make. Returns the number of events, at
     /// least one. Dropping the future loses nothing.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     pub async fn wait(&mut self) -> Result<usize, EventError> {
         loop {
             let events = self.node.progress();

@@ -98,9 +98,6 @@ impl Node {
 
     /// From now on [`event_fd`](Self::event_fd) reports what happens, until
     /// [`progress`](Self::progress) is called: then arm again. It also reports the next deadline.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     pub fn arm(&mut self) -> Result<Armed, EventError> {
         self.event_set()?;
         // The first progress after an event checks clock and streams, whatever round it is.
@@ -126,9 +123,6 @@ impl Node {
     /// behind it, or sleep for a short time only. What an earlier call has made progress on, such
     /// as [`post`](Self::post), is no event any more: check for it before each sleep. A program of
     /// tagged messages sleeps in [`Tags::wait`](crate::tag::Tags::wait).
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::System`]
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, EventError> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

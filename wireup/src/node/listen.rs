@@ -176,9 +176,6 @@ impl Node {
     /// Listens on a socket address; port 0 is a free one. Clients need the job's key. What
     /// strangers cost is bounded, and a client that sends nothing is dropped at the deadline of the
     /// rules.
-    ///
-    /// # Errors
-    /// [`ListenError`]
     pub fn listen(&mut self, address: SocketAddr) -> Result<Listener, ListenError> {
         let waiting = Rc::new(Waiting::default());
         let address = self
@@ -188,9 +185,6 @@ impl Node {
 
     /// Asks a [`Listener`] for a link. The server gets `data` with the request. If the server is
     /// busy, asks again until the deadline.
-    ///
-    /// # Errors
-    /// [`ListenError`]
     pub fn dial(
         &mut self,
         address: SocketAddr,

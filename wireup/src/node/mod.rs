@@ -229,9 +229,6 @@ pub struct Node {
 
 impl Node {
     /// Opens the interfaces that the rules name. What cannot be opened is [absent](Self::absent).
-    ///
-    /// # Errors
-    /// [`OpenError`]
     pub fn open(rules: &Rules) -> Result<Self, OpenError> {
         let system = |step| move |source| OpenError::System { step, source };
         let key = match &rules.key {

@@ -79,9 +79,6 @@ impl Rules {
     /// let node = Node::open(&Rules::from_env()?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
-    /// # Errors
-    /// [`ConfigError`]
     pub fn from_env() -> Result<Self, ConfigError> {
         let config = InterfaceConfig::default().keepalive(Some(KEEPALIVE)).overruled_by_env()?;
         let [names, liveness] = [NAMES_VARIABLE, LIVENESS_VARIABLE]

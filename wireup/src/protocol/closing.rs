@@ -21,9 +21,6 @@ impl Links {
     /// A connected link ends once the peer has received these messages; one that is not connected
     /// ends at once. To send before it is connected and then close it, wait for
     /// [`Action::Connected`].
-    ///
-    /// # Errors
-    /// [`CallError::Ended`].
     pub fn close(&mut self, link: LinkId, last: u64, now: Duration) -> Result<(), CallError> {
         let now = self.at(now);
         let (stage, complete) = match &self.slot(link)?.live {

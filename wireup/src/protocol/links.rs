@@ -163,9 +163,6 @@ impl Links {
 
     /// Connects a link that was opened: offers lanes to the peer, unless the peer does so. The link
     /// fails if it is not connected within `deadline`, or that of the configuration.
-    ///
-    /// # Errors
-    /// [`CallError::Ended`].
     pub fn connect(
         &mut self,
         link: LinkId,
@@ -244,18 +241,12 @@ impl Links {
     }
 
     /// Refuses the peer's offer. The link fails on both sides.
-    ///
-    /// # Errors
-    /// [`CallError`].
     pub fn refuse(&mut self, link: LinkId, turn: Turn, reason: Reason) -> Result<(), CallError> {
         self.expect(link, Stage::Answering, turn)?;
         self.fail(link, reason)
     }
 
     /// Reports that the endpoints of [`Action::Complete`] are connected.
-    ///
-    /// # Errors
-    /// [`CallError`].
     pub fn completed(&mut self, link: LinkId, turn: Turn, now: Duration) -> Result<(), CallError> {
         self.expect(link, Stage::Completing, turn)?;
         self.send_done(link);
@@ -267,9 +258,6 @@ impl Links {
 
     /// Reports that some endpoints of [`Action::Complete`] cannot be connected, and that others may
     /// be: another [`Action::Prepare`] follows.
-    ///
-    /// # Errors
-    /// [`CallError`].
     pub fn retry(&mut self, link: LinkId, turn: Turn) -> Result<(), CallError> {
         let retries = self.expect(link, Stage::Completing, turn)?.retries;
         if retries >= MAX_RETRIES {
@@ -283,9 +271,6 @@ impl Links {
     }
 
     /// Fails the link, for example because one of its lanes failed. The peer is informed.
-    ///
-    /// # Errors
-    /// [`CallError::Ended`].
     pub fn fail(&mut self, link: LinkId, reason: Reason) -> Result<(), CallError> {
         self.slot(link)?;
         self.dismiss(link, reason);

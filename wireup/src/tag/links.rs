@@ -94,9 +94,6 @@ impl Tags {
     ///
     /// Drive the node by [`progress`](Self::progress) or [`wait`](Self::wait), so that requests of
     /// links that end are completed.
-    ///
-    /// # Errors
-    /// [`HandlerError`]
     pub fn over(node: &mut Node, limits: Limits) -> Result<Self, HandlerError> {
         let interfaces: Vec<_> = node
             .interfaces()
@@ -121,9 +118,6 @@ impl Tags {
 
     /// The tagged messages of a link, which need not be connected yet. Both ends call this, once
     /// for each link between two nodes.
-    ///
-    /// # Errors
-    /// [`TooManyLinks`]
     pub fn link(&self, link: &Link) -> Result<TagLink, TooManyLinks> {
         let tag_link = self.open(Some(link.clone()))?;
         let (key, tags) = (tag_link.key(), self.0.this.clone());
@@ -142,9 +136,6 @@ impl Tags {
 
     /// Returns zeroed memory of `length` bytes for messages. Processes of this host read long
     /// messages from it without a system call, if the node uses `shm`.
-    ///
-    /// # Errors
-    /// [`MemoryError::NoMemory`]
     pub fn buffer(&self, length: usize) -> Result<Buffer, MemoryError> {
         let mut domains = self.0.greetings.interfaces.get().into_iter().flatten();
         let shm = domains.find(|(_, domain)| domain.transport() == TransportId::Shm);

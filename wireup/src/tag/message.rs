@@ -180,9 +180,6 @@ impl Header {
     }
 
     /// The header and the body behind it.
-    ///
-    /// # Errors
-    /// [`MessageError::Short`], [`MessageError::Unknown`]
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
         let short = || MessageError::Short(bytes.len());
@@ -357,9 +354,6 @@ impl KeyList {
 
 impl<'a> Message<'a> {
     /// The body of a message of `kind`.
-    ///
-    /// # Errors
-    /// [`MessageError`]
     pub fn parse(kind: Kind, body: &'a [u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new(body);
         let message = match kind {

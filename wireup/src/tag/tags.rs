@@ -177,9 +177,6 @@ impl Tags {
     }
 
     /// Receives tagged messages on an interface: sets its handler of [`HANDLER`].
-    ///
-    /// # Errors
-    /// [`HandlerError::Closed`]
     pub fn serve(&self, interface: &Interface) -> Result<(), HandlerError> {
         let tags = Rc::downgrade(&self.0);
         interface.set_handler(HANDLER, move |message| {
@@ -191,9 +188,6 @@ impl Tags {
 
     /// Adds a link over connected endpoints. It carries messages once both ends have called
     /// [`connect`](Self::connect); requests can be made before.
-    ///
-    /// # Errors
-    /// [`TooManyLinks`]
     pub fn attach(&self, lanes: Lanes) -> Result<TagLink, TooManyLinks> {
         let link = self.open(None)?;
         self.0.set_lanes(&link.0, lanes);

@@ -13,18 +13,12 @@ use crate::rails::{MAX_NAME, MAX_SHARE, MAX_WEIGHT, RailInfo};
 
 impl Message {
     /// Reads a frame without its length.
-    ///
-    /// # Errors
-    /// [`Malformed`]
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
         let (kind, body) = bytes.split_first().ok_or(Malformed::Length(0))?;
         Self::from_body(*kind, body)
     }
 
     /// Reads a message from its kind and body.
-    ///
-    /// # Errors
-    /// [`Malformed`]
     pub fn from_body(kind: u8, body: &[u8]) -> Result<Self, Malformed> {
         let mut from = Reader(body);
         let message = match kind {
@@ -78,9 +72,6 @@ impl Message {
 
 /// Reads the first frame of `bytes`. Returns the message and the length of the frame, or `None`
 /// if it is not complete.
-///
-/// # Errors
-/// [`Malformed`]
 pub fn first_frame(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed> {
     let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
