@@ -218,6 +218,7 @@ impl State {
             && entry.link == Some(number)
         {
             entry.link = None;
+            entry.ended = true;
         }
         Some(link)
     }

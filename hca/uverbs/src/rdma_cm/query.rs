@@ -159,6 +159,10 @@ impl State {
         let entry = self.id(channel, command.id)?;
         let (datagram, qp_type) = (entry.is_datagram(), entry.qp_type);
         let (transport, link) = (entry.transport(), entry.link);
+        // linux drivers/infiniband/core/cm.c: `ib_cm_init_qp_attr` of a connection that is idle.
+        if entry.ended && !datagram {
+            return Err(Errno::INVALID);
+        }
         let index = entry.port.ok_or(Errno::INVALID)?;
         let port = *self.ports.get(index).ok_or(Errno::NO_DEVICE)?;
         let link = link.filter(|_| !datagram).and_then(|link| self.links.get(&link));

@@ -156,6 +156,8 @@ pub(super) struct Id {
     pub(super) routed: bool,
     pub(super) listening: Option<Backlog>,
     pub(super) link: Option<u32>,
+    /// It had a connection, which has ended.
+    pub(super) ended: bool,
     pub(super) reuse: bool,
     pub(super) only_family: bool,
     pub(super) traffic_class: u8,
@@ -280,6 +282,7 @@ impl State {
             routed: false,
             listening: None,
             link: None,
+            ended: false,
             reuse: false,
             only_family: false,
             traffic_class: 0,

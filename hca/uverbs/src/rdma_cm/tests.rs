@@ -291,6 +291,8 @@ fn a_program_rejects_with_a_reason_and_data() {
     assert_eq!(&connection(&event).private_data[..4], b"busy");
     // The identifier of the request still exists, but not its connection.
     assert_eq!(b.accept(command.id, &[]), Err(Errno::INVALID));
+    let attributes = b.queue_pair(command.id, u32::from(crate::qp_type::state::RTR));
+    assert_eq!(attributes.err(), Some(Errno::INVALID));
 }
 
 #[test]
