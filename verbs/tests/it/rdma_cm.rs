@@ -12,7 +12,7 @@ use barewire_verbs::rdma_cm::{
 };
 use barewire_verbs::{
     CompletionQueue, Context, Data, Initialize, Operation, ProtectionDomain, QueuePair,
-    QueuePairState, Request as Post, SendFlags,
+    QueuePairState, Request as Post, SendFlags, WorkCompletion,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Buffer, all_access, completion, reliable};
@@ -58,16 +58,16 @@ impl Side {
     }
 
     /// Sends 8 bytes and receives 8 bytes of the peer.
-    fn exchange(&self, message: &[u8; 8]) -> [u8; 8] {
+    fn exchange(&self, message: [u8; 8]) -> [u8; 8] {
         let send = Post {
             id: 2,
             operation: Operation::Send { immediate: None },
-            data: Data::Inline(message),
+            data: Data::Inline(&message),
             flags: SendFlags::SIGNALED,
         };
         self.pair.post(&send).unwrap();
         let mut ended = [completion(&self.queue), completion(&self.queue)];
-        ended.sort_by_key(|one| one.id());
+        ended.sort_by_key(WorkCompletion::id);
         for (one, id) in ended.iter().zip([1, 2]) {
             one.outcome().unwrap();
             assert_eq!(one.id(), id);
@@ -113,8 +113,8 @@ fn private_data_and_messages_go_in_both_directions() {
     assert_eq!((connected.peer(), accepted.device()), (address, connected.device()));
     assert_eq!(Some(accepted.peer()), connected.local());
 
-    let client = thread::spawn(move || (client.exchange(b"of c 007"), client));
-    assert_eq!(server.exchange(b"of s 007"), *b"of c 007");
+    let client = thread::spawn(move || (client.exchange(*b"of c 007"), client));
+    assert_eq!(server.exchange(*b"of s 007"), *b"of c 007");
     let (received, client) = client.join().unwrap();
     assert_eq!(received, *b"of s 007");
 
