@@ -89,6 +89,7 @@ impl Bench {
         RcConfig::default().send_blocks(64).port(Some(self.port))
     }
 
+    /// The port, as settings name it.
     pub(super) fn port(&self) -> Port {
         self.port
     }

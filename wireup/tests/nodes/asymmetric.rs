@@ -65,7 +65,7 @@ fn a_node_without_interfaces_says_why() {
 /// The path MTU of a DC target is fixed, so that lanes to one of another MTU are those of `rc_mlx5`.
 #[test]
 fn nodes_of_different_path_mtus_connect_without_dc() {
-    let mut many = rules(&["rc_mlx5", "dc_mlx5"]);
+    let mut many = rules(&["rc_mlx5/soft0:1", "dc_mlx5/soft0:1", "tcp/lo"]);
     many.endpoints = 10_000;
     let mut other = many.clone();
     other.config.path_mtu = 1024;
