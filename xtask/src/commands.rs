@@ -14,19 +14,21 @@ use crate::process::{self, Failure, Invocation, Output, repository, run, target}
 const TABLE: &str = "layouts/commands.txt";
 const SOURCE: &str = "layouts/src/command/mod.rs";
 const HEAD: &str = "\
-# The commands of rc_mlx5 beside those of UCX's rc_mlx5 (Debian's ucx_perftest, put_lat), on the
-# software HCA: command, field, values here, values of UCX. A set of values is joined by '|'; '-'
-# means that no such command was sent. The reason of the difference follows '#'.
+# The commands of rc_mlx5 (rc: put_lat, am_lat) and dc_mlx5 (dc: the same) beside those of UCX's
+# transports of these names (Debian's ucx_perftest), on the software HCA: transport, command, field,
+# values here, values of UCX. A set of values is joined by '|'; '-' means that no such command was
+# sent. The reason of the difference follows '#'.
 # Written by 'cargo xtask commands'; reasons are kept.
 ";
 
 /// Numbers and addresses that differ from run to run.
-const CHOSEN_ANEW: [&str; 24] = [
+const CHOSEN_ANEW: [&str; 27] = [
     "c_eqn",
     "cqn_rcv",
     "cqn_snd",
     "dbr_addr",
     "dbr_umem_id",
+    "dc_access_key",
     "len",
     "mkey",
     "mkey_7_0",
@@ -39,18 +41,21 @@ const CHOSEN_ANEW: [&str; 24] = [
     "rmac",
     "rmpn",
     "srqn_rmpn_xrqn",
+    "srqn_xrqn",
     "start_addr",
     "uar",
     "uar_page",
     "udp_sport",
     "user_index",
     "wq_umem_id",
+    "wq_umem_offset",
     "cqn",
 ];
 /// The structures of fields that hold one, where the names differ.
-const STRUCTURES: [(&str, &str); 6] = [
+const STRUCTURES: [(&str, &str); 7] = [
     ("cq_context", "cqc"),
     ("ctx", "rmpc"),
+    ("dct_context_entry", "dctc"),
     ("memory_key_mkey_entry", "mkc"),
     ("primary_address_path", "ads"),
     ("secondary_address_path", "ads"),
@@ -65,27 +70,38 @@ const MEASURE: Duration = Duration::from_mins(2);
 /// The values of each field, by command and field.
 type Decoded = BTreeMap<(String, String), BTreeSet<String>>;
 
+/// The transports: their names in the table and in programs.
+const TRANSPORTS: [(&str, &str); 2] = [("rc", "rc_mlx5"), ("dc", "dc_mlx5")];
+/// What is measured with each.
+const TESTS: [&str; 2] = ["put_lat", "am_lat"];
+/// The words of a line that its reason is kept for: transport, command, field.
+const KEY: usize = 3;
+
 /// Records the commands of both and writes the table.
 pub(crate) fn write() -> Result<(), Failure> {
     let build = ["build", "-p", "barewire-cli", "-p", "barewire-hca-uverbs", "--all-features"];
     run(&Invocation::cargo(&build), BUILD, Output::Inherit)?;
-    let ours: &[&str] =
-        &["target/debug/barewire", "perf", "-d", "mlx5_0:1", "-x", "rc_mlx5", "-t", "put_lat"];
-    let theirs: &[&str] =
-        &["ucx_perftest", "-l", "-d", "mlx5_0:1", "-x", "rc_mlx5", "-t", "put_lat"];
     let layouts = Layouts::read()?;
-    let [ours, theirs] = [ours, theirs].map(|program| record(&layouts, program));
-    let (ours, theirs) = (ours?, theirs?);
     let path = repository().join(TABLE);
-    let reasons = fields::reasons(&fs::read_to_string(&path).unwrap_or_default(), 2);
+    let reasons = fields::reasons(&fs::read_to_string(&path).unwrap_or_default(), KEY);
     let (mut text, mut lacking) = (HEAD.to_owned(), 0);
-    for line in differences(&ours, &theirs) {
-        text.push_str(&line);
-        match reasons.get(&fields::key(&line, 2)) {
-            Some(reason) => text.extend(["  # ", reason]),
-            None => lacking += 1,
+    for (name, transport) in TRANSPORTS {
+        let (mut ours, mut theirs) = (Decoded::new(), Decoded::new());
+        for test in TESTS {
+            let measured = ["-d", "mlx5_0:1", "-x", transport, "-t", test];
+            let own = [&["target/debug/barewire", "perf"], &measured[..]].concat();
+            record(&layouts, &own, &mut ours)?;
+            record(&layouts, &[&["ucx_perftest", "-l"], &measured[..]].concat(), &mut theirs)?;
         }
-        text.push('\n');
+        for line in differences(&ours, &theirs) {
+            let line = format!("{name} {line}");
+            text.push_str(&line);
+            match reasons.get(&fields::key(&line, KEY)) {
+                Some(reason) => text.extend(["  # ", reason]),
+                None => lacking += 1,
+            }
+            text.push('\n');
+        }
     }
     process::write(TABLE, &text)?;
     match lacking {
@@ -94,8 +110,8 @@ pub(crate) fn write() -> Result<(), Failure> {
     }
 }
 
-/// Runs a program on the software HCA and decodes its commands.
-fn record(layouts: &Layouts, program: &[&str]) -> Result<Decoded, Failure> {
+/// Runs a program on the software HCA and adds its commands to `decoded`.
+fn record(layouts: &Layouts, program: &[&str], decoded: &mut Decoded) -> Result<(), Failure> {
     let file = target().join(format!("commands-{}", std::process::id()));
     // A leftover of another process.
     let _ = fs::remove_file(&file);
@@ -112,7 +128,7 @@ fn record(layouts: &Layouts, program: &[&str]) -> Result<Decoded, Failure> {
     if recorded.is_empty() {
         return Err(Failure::Found(format!("{invocation}: it sent no commands")));
     }
-    decode(layouts, &recorded)
+    decode(layouts, &recorded, decoded)
 }
 
 /// The lines of the table without reasons. Commands that only one sends have one line.
@@ -205,9 +221,8 @@ impl Layouts {
     }
 }
 
-/// Decodes lines of `input answer`. Bits that no field has are `dword OFFSET`.
-fn decode(layouts: &Layouts, recorded: &str) -> Result<Decoded, Failure> {
-    let mut decoded = Decoded::new();
+/// Decodes lines of `input answer` into `decoded`. Bits that no field has are `dword OFFSET`.
+fn decode(layouts: &Layouts, recorded: &str, decoded: &mut Decoded) -> Result<(), Failure> {
     for line in recorded.lines() {
         let wrong = || Failure::Found(format!("the record has a line '{line}'"));
         let mut input = bytes(line.split(' ').next().unwrap_or_default()).ok_or_else(wrong)?;
@@ -244,7 +259,7 @@ fn decode(layouts: &Layouts, recorded: &str) -> Result<Decoded, Failure> {
             }
         }
     }
-    Ok(decoded)
+    Ok(())
 }
 
 fn bytes(hex: &str) -> Option<Vec<u8>> {
@@ -283,7 +298,8 @@ mod tests {
         set("qpc.primary_address_path.vhca_port_num", 2);
         let words = input.chunks(4).map(|word| bits(word, 0, 32).unwrap());
         let hex = words.map(|word| format!("{word:08x}")).collect::<Vec<_>>().concat();
-        let decoded = decode(&layouts, &format!("{hex} 00\n")).unwrap();
+        let mut decoded = Decoded::new();
+        decode(&layouts, &format!("{hex} 00\n"), &mut decoded).unwrap();
         let value = |name: &str| values(decoded.get(&("RST2INIT_QP".to_owned(), name.to_owned())));
         assert_eq!(value("qpc.rre"), "0x1");
         assert_eq!(value("qpc.rwe"), "0x0");
@@ -301,7 +317,10 @@ mod tests {
         for line in lines {
             let (facts, reason) = line.split_once("  # ").unwrap_or((line, ""));
             let words: Vec<_> = facts.split(' ').collect();
-            let [command, field, _, _] = words[..] else { panic!("not four words: '{line}'") };
+            let [transport, command, field, _, _] = words[..] else {
+                panic!("not five words: '{line}'")
+            };
+            assert!(TRANSPORTS.iter().any(|(name, _)| *name == transport), "{line}");
             assert!(reason.len() > 9, "no reason: '{line}'");
             assert!(layouts.commands.values().any(|name| name == command), "{line}");
             let mut known = field == "*" || field.starts_with("dword_");

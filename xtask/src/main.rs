@@ -79,8 +79,8 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
                  program that is already built.
   fields         the fields of commands beside those of public headers such as mlx5_ifc.h, into
                  layouts/fields.txt, which a test compares with the source.
-  commands       the commands by which rc_mlx5 connects beside those of UCX (Debian's ucx-utils), on the
-                 software HCA, field by field, into layouts/commands.txt.
+  commands       the commands by which rc_mlx5 and dc_mlx5 connect beside those of UCX (Debian's ucx-utils),
+                 on the software HCA, field by field, into layouts/commands.txt.
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
   release        the files of a release in target/release-files: the package of deb, an archive of the program
