@@ -186,6 +186,16 @@ impl Buffer {
         storage.memory()?.read(offset, target)
     }
 
+    /// A copy of all bytes, if they are a word.
+    #[inline]
+    pub(super) fn word(&self) -> Option<[u8; WORD]> {
+        if self.0.length != WORD {
+            return None;
+        }
+        let storage = self.0.storage.borrow();
+        storage.words().first().map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+    }
+
     /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.0.length];
@@ -388,12 +398,6 @@ impl Payload for Buffer {
 
     #[inline]
     fn read(&self, offset: usize, target: &mut [u8]) {
-        if let (0, WORD) = (offset, target.len())
-            && let Some(first) = self.0.storage.borrow().words().first()
-            && WORD <= self.0.length
-        {
-            return target.copy_from_slice(&first.load(Ordering::Relaxed).to_ne_bytes());
-        }
         let length = target.len().min(self.0.length.saturating_sub(offset));
         // Inside, by the length.
         let _ = Buffer::read(self, offset, &mut target[..length]);

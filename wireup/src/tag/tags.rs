@@ -75,6 +75,8 @@ struct Connected {
     lanes: Lanes,
     /// Longest payload of a short message.
     short: usize,
+    /// A word leaves as a short message.
+    takes_words: Cell<bool>,
     /// The peer matches tagged messages of the lane.
     tagged: Cell<bool>,
 }
@@ -115,7 +117,15 @@ impl Data<'_> {
         }
     }
 
+    /// The data, if it is a word.
     #[inline]
+    fn word(&self) -> Option<[u8; WORD]> {
+        match self {
+            Self::Bytes(bytes) => (*bytes).try_into().ok(),
+            Self::Buffer(buffer) => buffer.word(),
+        }
+    }
+
     fn copy_to(&self, target: &mut [u8]) {
         match self {
             Self::Bytes(bytes) => target.copy_from_slice(bytes),
@@ -321,9 +331,24 @@ impl fmt::Debug for Tags {
 
 impl Attached {
     /// Posts an eager message of [`Machine::eager`].
-    #[inline]
+    #[inline(always)]
     fn post_eager(&self, header: &Header, data: Data<'_>) -> Result<(), PostError> {
-        let Connected { lanes, short, tagged } = self.lanes.get().ok_or(PostError::NotConnected)?;
+        if header.credit.is_none()
+            && let Some(Connected { lanes, takes_words, .. }) = self.lanes.get()
+            && takes_words.get()
+            && let Some(word) = data.word()
+        {
+            let words = [header.tail()[0].to_le_bytes(), word];
+            return lanes.messages.endpoint.am_short(HANDLER, header.word, words.as_flattened());
+        }
+        self.post_other(header, data)
+    }
+
+    /// As [`post_eager`](Self::post_eager), for a message that is not a word without credit.
+    #[inline(never)]
+    fn post_other(&self, header: &Header, data: Data<'_>) -> Result<(), PostError> {
+        let Connected { lanes, short, tagged, .. } =
+            self.lanes.get().ok_or(PostError::NotConnected)?;
         let endpoint = &lanes.messages.endpoint;
         let length = data.len();
         if tagged.get() {
@@ -335,11 +360,6 @@ impl Attached {
             return endpoint.tag_bcopy(header.word, immediate(header.link), pack).map(|_| ());
         }
         let tail = header.tail().map(u64::to_le_bytes);
-        if header.credit.is_none() && length == WORD && length <= *short {
-            let mut message = [tail[0]; 2];
-            data.copy_to(&mut message[1]);
-            return endpoint.am_short(HANDLER, header.word, message.as_flattened());
-        }
         let tail = &tail.as_flattened()[..if header.credit.is_none() { WORD } else { TAIL }];
         if length <= (*short).min(TINY) {
             return Self::post_short::<{ TAIL + TINY }>(endpoint, header.word, tail, data);
@@ -542,6 +562,15 @@ impl Inner {
 
     /// Takes a message. Returns whether it has an effect.
     pub(super) fn arrived(&self, message: &[u8]) -> bool {
+        match self.with(|machine| machine.next_arrived(message)) {
+            Some(result) => result.is_ok(),
+            None => self.other_arrived(message),
+        }
+    }
+
+    /// As [`arrived`](Self::arrived), for a message that is not the next eager one of a link.
+    #[inline(never)]
+    fn other_arrived(&self, message: &[u8]) -> bool {
         if let Some(greeting) = Greeting::parse(message) {
             return self.greeted(greeting);
         }
@@ -630,7 +659,12 @@ impl Inner {
         attached.opening.set(Opening { tagged, ..attached.opening() });
         let short = lanes.messages.attributes.am.max_short.saturating_sub(TAIL).min(SHORT);
         // Set once.
-        let _ = attached.lanes.set(Connected { lanes, short, tagged: Cell::new(false) });
+        let _ = attached.lanes.set(Connected {
+            lanes,
+            short,
+            takes_words: Cell::new(false),
+            tagged: Cell::new(false),
+        });
     }
 
     pub(super) fn connect(&self, link: Key, peer: Opening) {
@@ -639,6 +673,7 @@ impl Inner {
             && let Some(connected) = attached.lanes.get()
         {
             connected.tagged.set(peer.tagged);
+            connected.takes_words.set(!peer.tagged && connected.short >= WORD);
         }
         self.run();
     }

@@ -50,20 +50,14 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// # Errors
     /// [`Violation`]: the link of the message has failed with [`TagError::Protocol`]. Bytes without
     /// a valid header fail no link, and neither does [`Violation::Stray`].
-    #[inline]
     pub fn arrived(&mut self, bytes: &[u8]) -> Result<(), Violation> {
-        if let Some((link, tag, payload)) = self.next_eager(bytes) {
-            // The most frequent message.
-            let result = self.take_eager(link, tag, payload, None, false, false);
-            return result.inspect_err(|_| self.fail(link, TagError::Protocol));
-        }
-        self.other_arrived(bytes)
+        self.next_arrived(bytes).unwrap_or_else(|| self.other_arrived(bytes))
     }
 
-    /// If this is the next message of its link, eager and without credit: takes it, and returns the
-    /// link, the tag and the payload.
-    #[inline]
-    fn next_eager<'a>(&mut self, bytes: &'a [u8]) -> Option<(Key, u64, &'a [u8])> {
+    /// As [`arrived`](Self::arrived), if the message is the next of its link, eager and without
+    /// credit, as most are. Otherwise nothing happens.
+    #[inline(always)]
+    pub fn next_arrived(&mut self, bytes: &[u8]) -> Option<Result<(), Violation>> {
         let (tag, rest) = bytes.split_first_chunk()?;
         let (front, payload) = rest.split_first_chunk()?;
         let front = u64::from_le_bytes(*front);
@@ -72,10 +66,10 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             return None;
         }
         entry.next = Header::next(front);
-        Some((link, u64::from_le_bytes(*tag), payload))
+        let taken = self.take_eager(link, u64::from_le_bytes(*tag), payload, None, false, false);
+        Some(taken.inspect_err(|_| self.fail(link, TagError::Protocol)))
     }
 
-    #[inline(never)]
     fn other_arrived(&mut self, bytes: &[u8]) -> Result<(), Violation> {
         let (header, body) = Header::parse(bytes)?;
         let link = self.numbers.find(&self.links, header.link);

@@ -227,7 +227,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { window: Window::default(), total_messages: 1 << 16, total_bytes: 256 << 20 }
+        Self { window: Window::default(), total_messages: 3 << 16, total_bytes: 256 << 20 }
     }
 }
 

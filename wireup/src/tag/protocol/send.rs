@@ -117,8 +117,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         if let Some(error) = self.failure(link) {
             self.complete(request, Err(error));
         } else if let Some(entry) = self.links.get_mut(link) {
+            let is_first = entry.waiting.is_empty();
             entry.waiting.push_back(request);
-            self.make_ready(link);
+            if is_first {
+                self.make_ready(link);
+            }
         }
         request
     }
@@ -289,7 +292,11 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         let Some(send) = self.sending_mut(request) else { return false };
         let link = send.envelope.link;
         match send.stage {
-            Stage::Waiting => self.complete(request, Err(TagError::Canceled)),
+            Stage::Waiting => {
+                self.complete(request, Err(TagError::Canceled));
+                // The next one may have room.
+                self.make_ready(link);
+            }
             Stage::Announced { withdrawn: true } => {}
             Stage::Announced { withdrawn: false } => {
                 send.stage = Stage::Announced { withdrawn: true };
