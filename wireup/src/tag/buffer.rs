@@ -187,7 +187,7 @@ impl Buffer {
     }
 
     /// A copy of all bytes, if they are a word.
-    #[inline]
+    #[inline(always)]
     pub(super) fn word(&self) -> Option<[u8; WORD]> {
         if self.0.length != WORD {
             return None;
@@ -403,7 +403,7 @@ impl Payload for Buffer {
         let _ = Buffer::read(self, offset, &mut target[..length]);
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, offset: usize, source: &[u8]) {
         if let (0, Ok(word)) = (offset, source.try_into())
             && let Some(first) = self.0.storage.borrow().words().first()

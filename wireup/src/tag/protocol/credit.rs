@@ -29,10 +29,10 @@ impl Window {
 }
 
 impl Default for Window {
-    /// Three quarters of the messages of a ring of `shm`: a sender that is ahead of its receiver waits
-    /// for credit, which costs it less than a ring without room.
+    /// Credit is read by progress, which a program calls when a send is not complete: with so many
+    /// messages, a receiver that keeps up seldom makes one wait.
     fn default() -> Self {
-        Self { messages: 192, bytes: 256 << 10 }
+        Self { messages: 1024, bytes: 256 << 10 }
     }
 }
 

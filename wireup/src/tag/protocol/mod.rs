@@ -227,7 +227,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { window: Window::default(), total_messages: 3 << 16, total_bytes: 256 << 20 }
+        Self { window: Window::default(), total_messages: 1 << 20, total_bytes: 256 << 20 }
     }
 }
 
@@ -523,7 +523,7 @@ impl Link {
 
     /// An eager message of the peer left this end's memory. Returns whether a message has to report
     /// it.
-    #[inline]
+    #[inline(always)]
     fn release(&mut self, length: usize) -> bool {
         self.allowed.add(length);
         self.allowed.is_ahead::<SEPARATELY>(self.reported, self.window) && self.report()
@@ -604,7 +604,7 @@ struct Request<B: Payload> {
 
 impl<B: Payload> Request<B> {
     /// Sets the result. Returns true if nobody needs it, and the request is to be dropped.
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, result: TagResult, wakers: &mut VecDeque<Waker>) -> bool {
         debug_assert!(!matches!(self.state, State::Complete(_)), "a request completes once");
         if let Some(waker) = self.waker.take() {

@@ -68,6 +68,7 @@ impl<B: Payload> Request<B> {
 
 impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// Receives a message whose tag equals `tag` in the bits of `mask`.
+    #[inline]
     pub fn receive(&mut self, tag: u64, mask: u64, buffer: B) -> Key {
         let found = self.matching.find(tag, mask).and_then(|key| self.matching.take(key));
         let request = self.insert(State::Receive(Stage::Posted(None)), buffer);
