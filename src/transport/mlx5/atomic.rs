@@ -6,7 +6,7 @@ use barewire_mlx5::request::{
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
 use super::RemoteKey;
-use super::post::NO_FLAGS;
+use super::post::{MAX_BLOCKS, NO_FLAGS};
 use super::requests::{Posting, Posts, Requests};
 use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::base::capability::RemoteMemory;
@@ -92,7 +92,9 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         flags: ControlFlags,
     ) -> Result<u16, PostError> {
         let posted = self.0.with_queue(|queue| masked(queue, change, local, remote, flags));
-        self.posted(change.width, posted.map(|WqeIndex(index)| index))
+        let WqeIndex(index) = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
+        self.0.posting.tally.add_bytes(change.width);
+        Ok(index)
     }
 
     #[inline(always)]

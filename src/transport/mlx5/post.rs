@@ -14,7 +14,7 @@ use crate::transport::common::operation::Done;
 use crate::transport::rc::{Driver, Endpoint, State};
 
 /// Blocks of the longest post.
-const MAX_BLOCKS: u32 = (1 + MAX_SEGMENTS as u32 + 1).div_ceil(4);
+pub(super) const MAX_BLOCKS: u32 = (1 + MAX_SEGMENTS as u32 + 1).div_ceil(4);
 
 impl<D: Driver<Queue: Requests>> State<D> {
     /// Posts a request.
@@ -42,16 +42,7 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         request: impl ToPeer,
         flags: ControlFlags,
     ) -> Result<u16, PostError> {
-        self.posted(bytes, self.0.post(request, flags))
-    }
-
-    /// Notes that an operation of `bytes` bytes was posted, or refuses it.
-    #[inline(always)]
-    pub(in crate::transport) fn posted(
-        &self,
-        bytes: usize,
-        posted: Result<u16, mlx5::PostError>,
-    ) -> Result<u16, PostError> {
+        let posted = self.0.post(request, flags);
         let index = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
         self.0.posting.tally.add_bytes(bytes);
         Ok(index)
@@ -101,7 +92,8 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         let flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
         // SAFETY: the reference is used only to post, and ends with the statement.
         let posted = unsafe { self.0.queue().post(Write { local, remote }, flags) };
-        let index = self.posted(bytes, posted.map(|WqeIndex(index)| index))?;
+        let WqeIndex(index) = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
+        self.0.posting.tally.add_bytes(bytes);
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.begin()));
         }

@@ -58,7 +58,10 @@ pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 pub const LEAST_OUTSTANDING: u32 = 8;
 
 /// The reason why nothing was posted.
+// As wide as `WqeIndex`: so the result of a post is two registers. Otherwise it is packed into one
+// at every return that the compiler has not joined with its caller.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[repr(u16)]
 #[non_exhaustive]
 pub enum PostError {
     /// The ring is full: poll the completion queue, reap, and post again. Or the queue pair is not

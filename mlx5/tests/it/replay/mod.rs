@@ -16,7 +16,7 @@ use barewire_mlx5::queue::send::{SendQueue, UNMODERATED};
 use serde_json::Value;
 
 use memory::PlainQueue;
-use request::{Post, Recorder, Request};
+use request::{Recorder, Request};
 
 /// An error in a file, as text.
 pub(crate) type Result<T> = core::result::Result<T, String>;

@@ -4,8 +4,9 @@ use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{Batch, SendQueue};
 use barewire_mlx5::request::{
-    CompareSwap, FetchAdd, Inline, Invalidate, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd,
-    MaskedSwap, Nop, Read, Segments, Send, SendImmediate, SendInvalidate, Write, WriteImmediate,
+    self, CompareSwap, FetchAdd, Inline, Invalidate, MaskedAdd, MaskedCompareSwap, MaskedFetchAdd,
+    MaskedSwap, Nop, Read, Segments, Send, SendImmediate, SendInvalidate, ToPeer, Write,
+    WriteImmediate,
 };
 use barewire_mlx5::{ControlFlags, DataSegment, PostError, RemoteAddressSegment, WqeIndex};
 use serde_json::Value;
@@ -123,123 +124,160 @@ impl Request {
     }
 }
 
-/// Posting to a queue or to a batch.
-pub(crate) trait Post<Q> {
+/// A queue, or a batch of one.
+pub(crate) trait Posts {
+    fn post<R: request::Request>(&mut self, request: R, flags: ControlFlags) -> Posted;
+    fn post_to<R: ToPeer>(&mut self, to: &AddressVector, request: R, flags: ControlFlags)
+    -> Posted;
+}
+
+type Posted = core::result::Result<WqeIndex, PostError>;
+
+impl<D: Doorbell> Posts for SendQueue<D> {
+    fn post<R: request::Request>(&mut self, request: R, flags: ControlFlags) -> Posted {
+        self.post(request, flags)
+    }
+
+    fn post_to<R: ToPeer>(
+        &mut self,
+        to: &AddressVector,
+        request: R,
+        flags: ControlFlags,
+    ) -> Posted {
+        self.towards(to).post(request, flags)
+    }
+}
+
+impl<D: Doorbell> Posts for Batch<'_, D> {
+    fn post<R: request::Request>(&mut self, request: R, flags: ControlFlags) -> Posted {
+        self.post(request, flags)
+    }
+
+    fn post_to<R: ToPeer>(
+        &mut self,
+        to: &AddressVector,
+        request: R,
+        flags: ControlFlags,
+    ) -> Posted {
+        self.towards(to).post(request, flags)
+    }
+}
+
+impl Request {
     /// Posts it.
-    fn post(&self, queue: &mut Q) -> Result<core::result::Result<WqeIndex, PostError>>;
+    pub(crate) fn post(&self, queue: &mut impl Posts) -> Result<Posted> {
+        let Self { flags, remote, immediate, .. } = *self;
+        let local = &self.local[..];
+        if let Some(to) = &self.destination {
+            return Ok(match (&*self.opcode, &self.inline) {
+                ("SEND", Some(payload)) => queue.post_to(to, Send(Inline(payload)), flags),
+                ("SEND", None) => queue.post_to(to, Send(Segments(local)), flags),
+                ("SEND_WITH_IMM", Some(payload)) => {
+                    queue.post_to(to, SendImmediate { local: Inline(payload), immediate }, flags)
+                }
+                ("SEND_WITH_IMM", None) => {
+                    queue.post_to(to, SendImmediate { local: Segments(local), immediate }, flags)
+                }
+                (opcode, _) => return Err(format!("no datagram has opcode {opcode}")),
+            });
+        }
+        let result =
+            || local.first().copied().ok_or_else(|| format!("{}: no result buffer", self.opcode));
+        Ok(match (&*self.opcode, &self.inline) {
+            ("RDMA_WRITE", Some(payload)) => {
+                queue.post(Write { local: Inline(payload), remote }, flags)
+            }
+            ("RDMA_WRITE", None) => match local {
+                [local] => queue.post(Write { local: *local, remote }, flags),
+                _ => queue.post(Write { local: Segments(local), remote }, flags),
+            },
+            ("RDMA_WRITE_WITH_IMM", Some(payload)) => {
+                queue.post(WriteImmediate { local: Inline(payload), remote, immediate }, flags)
+            }
+            ("RDMA_WRITE_WITH_IMM", None) => match local {
+                [local] => queue.post(WriteImmediate { local: *local, remote, immediate }, flags),
+                _ => {
+                    queue.post(WriteImmediate { local: Segments(local), remote, immediate }, flags)
+                }
+            },
+            ("SEND", Some(payload)) => queue.post(Send(Inline(payload)), flags),
+            ("SEND", None) => match local {
+                [local] => queue.post(Send(*local), flags),
+                _ => queue.post(Send(Segments(local)), flags),
+            },
+            ("SEND_WITH_IMM", Some(payload)) => {
+                queue.post(SendImmediate { local: Inline(payload), immediate }, flags)
+            }
+            ("SEND_WITH_IMM", None) => {
+                queue.post(SendImmediate { local: Segments(local), immediate }, flags)
+            }
+            ("SEND_WITH_INV", Some(payload)) => {
+                queue.post(SendInvalidate { local: Inline(payload), rkey: immediate }, flags)
+            }
+            ("SEND_WITH_INV", None) => {
+                queue.post(SendInvalidate { local: Segments(local), rkey: immediate }, flags)
+            }
+            ("LOCAL_INV", _) => queue.post(Invalidate { key: immediate }, flags),
+            ("RDMA_READ", _) => match local {
+                [local] => queue.post(Read { local: *local, remote }, flags),
+                _ => queue.post(Read { local: Segments(local), remote }, flags),
+            },
+            ("ATOMIC_FETCH_AND_ADD", _) => {
+                queue.post(FetchAdd { local: result()?, remote, add: self.compare_or_add }, flags)
+            }
+            ("ATOMIC_CMP_AND_SWP", _) => queue.post(
+                CompareSwap {
+                    local: result()?,
+                    remote,
+                    compare: self.compare_or_add,
+                    swap: self.swap,
+                },
+                flags,
+            ),
+            ("MASKED_ATOMIC_FETCH_AND_ADD", _) => self.masked_add(queue, result()?),
+            ("MASKED_ATOMIC_CMP_AND_SWP", _) => self.masked_swap(queue, result()?),
+            ("NOP", _) => queue.post(Nop, flags),
+            (opcode, _) => return Err(format!("unknown opcode {opcode}")),
+        })
+    }
 
     /// Posts a masked fetch-and-add of the width of the result buffer.
-    fn masked_add(
-        &self,
-        queue: &mut Q,
-        local: DataSegment,
-    ) -> core::result::Result<WqeIndex, PostError>;
+    fn masked_add(&self, queue: &mut impl Posts, local: DataSegment) -> Posted {
+        let (operand, [field_boundary, _]) = (self.compare_or_add, self.masks);
+        if local.byte_count.get() == 4 {
+            let operands =
+                MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
+            queue.post(MaskedFetchAdd { local, remote: self.remote, operands }, self.flags)
+        } else {
+            queue.post(
+                MaskedFetchAdd {
+                    local,
+                    remote: self.remote,
+                    operands: MaskedAdd { operand, field_boundary },
+                },
+                self.flags,
+            )
+        }
+    }
 
     /// Posts a masked compare-and-swap of the width of the result buffer.
-    fn masked_swap(
-        &self,
-        queue: &mut Q,
-        local: DataSegment,
-    ) -> core::result::Result<WqeIndex, PostError>;
-}
-
-macro_rules! posts {
-    ($($queue:ty),+) => {$(
-        impl<D: Doorbell> Post<$queue> for Request {
-            fn post(
-                &self,
-                queue: &mut $queue,
-            ) -> Result<core::result::Result<WqeIndex, PostError>> {
-                let Self { flags, remote, immediate, .. } = *self;
-                let local = &self.local[..];
-                if let Some(to) = &self.destination {
-                    return Ok(match (&*self.opcode, &self.inline) {
-                        ("SEND", Some(payload)) => queue.towards(to).post(Send(Inline(payload)), flags),
-                        ("SEND", None) => queue.towards(to).post(Send(Segments(local)), flags),
-                        ("SEND_WITH_IMM", Some(payload)) => {
-                            queue.towards(to).post(SendImmediate { local: Inline(payload), immediate }, flags)
-                        }
-                        ("SEND_WITH_IMM", None) => queue.towards(to).post(SendImmediate { local: Segments(local), immediate }, flags),
-                        (opcode, _) => return Err(format!("no datagram has opcode {opcode}")),
-                    });
-                }
-                let result = || local.first().copied().ok_or_else(|| format!("{}: no result buffer", self.opcode));
-                Ok(match (&*self.opcode, &self.inline) {
-                    ("RDMA_WRITE", Some(payload)) => queue.post(Write { local: Inline(payload), remote }, flags),
-                    ("RDMA_WRITE", None) => match local {
-                        [local] => queue.post(Write { local: *local, remote }, flags),
-                        _ => queue.post(Write { local: Segments(local), remote }, flags),
-                    },
-                    ("RDMA_WRITE_WITH_IMM", Some(payload)) => {
-                        queue.post(WriteImmediate { local: Inline(payload), remote, immediate }, flags)
-                    }
-                    ("RDMA_WRITE_WITH_IMM", None) => match local {
-                        [local] => queue.post(WriteImmediate { local: *local, remote, immediate }, flags),
-                        _ => queue.post(WriteImmediate { local: Segments(local), remote, immediate }, flags),
-                    },
-                    ("SEND", Some(payload)) => queue.post(Send(Inline(payload)), flags),
-                    ("SEND", None) => match local {
-                        [local] => queue.post(Send(*local), flags),
-                        _ => queue.post(Send(Segments(local)), flags),
-                    },
-                    ("SEND_WITH_IMM", Some(payload)) => queue.post(SendImmediate { local: Inline(payload), immediate }, flags),
-                    ("SEND_WITH_IMM", None) => queue.post(SendImmediate { local: Segments(local), immediate }, flags),
-                    ("SEND_WITH_INV", Some(payload)) => queue.post(SendInvalidate { local: Inline(payload), rkey: immediate }, flags),
-                    ("SEND_WITH_INV", None) => queue.post(SendInvalidate { local: Segments(local), rkey: immediate }, flags),
-                    ("LOCAL_INV", _) => queue.post(Invalidate { key: immediate }, flags),
-                    ("RDMA_READ", _) => match local {
-                        [local] => queue.post(Read { local: *local, remote }, flags),
-                        _ => queue.post(Read { local: Segments(local), remote }, flags),
-                    },
-                    ("ATOMIC_FETCH_AND_ADD", _) => queue.post(FetchAdd { local: result()?, remote, add: self.compare_or_add }, flags),
-                    ("ATOMIC_CMP_AND_SWP", _) => {
-                        queue.post(CompareSwap { local: result()?, remote, compare: self.compare_or_add, swap: self.swap }, flags)
-                    }
-                    ("MASKED_ATOMIC_FETCH_AND_ADD", _) => self.masked_add(queue, result()?),
-                    ("MASKED_ATOMIC_CMP_AND_SWP", _) => self.masked_swap(queue, result()?),
-                    ("NOP", _) => queue.post(Nop, flags),
-                    (opcode, _) => return Err(format!("unknown opcode {opcode}")),
-                })
-            }
-
-            fn masked_add(
-                &self,
-                queue: &mut $queue,
-                local: DataSegment,
-            ) -> core::result::Result<WqeIndex, PostError> {
-                let (operand, [field_boundary, _]) = (self.compare_or_add, self.masks);
-                if local.byte_count.get() == 4 {
-                    let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
-                    queue.post(MaskedFetchAdd { local, remote: self.remote, operands }, self.flags)
-                } else {
-                    queue.post(MaskedFetchAdd { local, remote: self.remote, operands: MaskedAdd { operand, field_boundary } }, self.flags)
-                }
-            }
-
-            fn masked_swap(
-                &self,
-                queue: &mut $queue,
-                local: DataSegment,
-            ) -> core::result::Result<WqeIndex, PostError> {
-                let (compare, swap, [compare_mask, swap_mask]) = (self.compare_or_add, self.swap, self.masks);
-                if local.byte_count.get() == 4 {
-                    let operands = MaskedSwap {
-                        compare: compare as u32,
-                        compare_mask: compare_mask as u32,
-                        swap: swap as u32,
-                        swap_mask: swap_mask as u32,
-                    };
-                    queue.post(MaskedCompareSwap { local, remote: self.remote, operands }, self.flags)
-                } else {
-                    let operands = MaskedSwap { compare, compare_mask, swap, swap_mask };
-                    queue.post(MaskedCompareSwap { local, remote: self.remote, operands }, self.flags)
-                }
-            }
+    fn masked_swap(&self, queue: &mut impl Posts, local: DataSegment) -> Posted {
+        let (compare, swap, [compare_mask, swap_mask]) =
+            (self.compare_or_add, self.swap, self.masks);
+        if local.byte_count.get() == 4 {
+            let operands = MaskedSwap {
+                compare: compare as u32,
+                compare_mask: compare_mask as u32,
+                swap: swap as u32,
+                swap_mask: swap_mask as u32,
+            };
+            queue.post(MaskedCompareSwap { local, remote: self.remote, operands }, self.flags)
+        } else {
+            let operands = MaskedSwap { compare, compare_mask, swap, swap_mask };
+            queue.post(MaskedCompareSwap { local, remote: self.remote, operands }, self.flags)
         }
-    )+};
+    }
 }
-
-posts!(SendQueue<D>, Batch<'_, D>);
 
 /// The control flags. In the `ibv_wr` form, a list has `signaled` instead of `send_flags`, and a
 /// single operation has it in its name.
