@@ -4,7 +4,7 @@
 //! authenticated before a [`Stream`] exists: by the job's key over TCP, by its user over a Unix
 //! socket.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,8 +31,8 @@ const PIECE: usize = 128 << 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Room for what is read of any stream: nothing while it is in use.
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::default();
+    /// Room for what is read of any stream.
+    static SCRATCH: Cell<Box<[u8]>> = Cell::default();
 }
 
 /// The reason why a message could not be sent or received.
@@ -395,16 +395,17 @@ impl Stream {
         if let Some(message) = self.received.take()? {
             return Ok(Some(message));
         }
-        // Functions that `exit` calls may receive, when the variables of threads are gone.
-        let mut scratch = SCRATCH.try_with(RefCell::take).unwrap_or_default();
+        // Where a thread or the process ends, there may be none any more.
+        let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
         if scratch.is_empty() {
             scratch = vec![0; RECEIVE].into();
         }
-        let message = self.read_message(&mut scratch);
-        _ = SCRATCH.try_with(|shared| shared.replace(scratch));
-        message
+        let received = self.read_message(&mut scratch);
+        let _ = SCRATCH.try_with(|kept| kept.set(scratch));
+        received
     }
 
+    /// Reads until a message is whole, or there is nothing to read.
     fn read_message(&mut self, scratch: &mut [u8]) -> Result<Option<Vec<u8>>, FrameError> {
         while self.read(scratch)? {
             if let Some(message) = self.received.take()? {
