@@ -291,8 +291,8 @@ impl Stream {
         Ok(SockRef::from(&self.socket).local_addr()?.as_socket())
     }
 
-    /// Posts a message of up to 128 KiB, without waiting: [`Self::flush`] sends what the kernel does
-    /// not take now.
+    /// Posts a message of up to 128 KiB, without waiting: [`Self::flush`] sends what the kernel
+    /// does not take now.
     ///
     /// # Errors
     /// Too much is unsent, or the connection failed.
@@ -469,7 +469,8 @@ impl AsFd for Stream {
 /// use std::{net::Ipv4Addr, thread, time::Duration};
 ///
 /// let (key, soon) = (Key::generate()?, Duration::from_secs(30));
-/// let claim = Claim { purpose: Purpose::Control, service: 7, endpoint: 0, from_service: 0, from_endpoint: 0 };
+/// let purpose = Purpose::Control;
+/// let claim = Claim { purpose, service: 7, endpoint: 0, from_service: 0, from_endpoint: 0 };
 /// let here = (Ipv4Addr::LOCALHOST, 0).into();
 /// let mut listener = StreamListener::bind(here, key.clone(), claim, 1024)?;
 /// let address = listener.address();
