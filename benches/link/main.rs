@@ -145,8 +145,8 @@ mod counted {
     use super::{Buffer, FULL_MASK, Link, Mode, Request, TagLink, Tags};
 
     #[inline(never)]
-    pub(super) fn tag_send(tags: &Tags, link: &TagLink, tag: u64, data: &[u8; 8]) -> Request {
-        tags.send(link, tag, data, Mode::Auto)
+    pub(super) fn tag_send(tags: &Tags, link: &TagLink, tag: u64, data: u64) -> Request {
+        tags.send(link, tag, &data.to_ne_bytes(), Mode::Auto)
     }
 
     #[inline(never)]
@@ -161,7 +161,9 @@ mod counted {
 
     #[inline(never)]
     pub(super) fn tag_finish(request: Request) -> bool {
-        matches!(request.poll(), Some(Ok(_)))
+        let received = matches!(request.poll(), Some(Ok(_)));
+        drop(request);
+        received
     }
 
     #[inline(never)]
@@ -234,7 +236,7 @@ fn exchange(tagged: &mut Tagged) {
     for round in 0..ROUNDS {
         let Tagged { tags: [here, there], link, buffer, .. } = &*tagged;
         requests.push_back(counted::tag_receive(there, round, buffer));
-        assert!(counted::tag_send(here, link, round, &round.to_ne_bytes()).poll().is_some());
+        assert!(counted::tag_send(here, link, round, round).poll().is_some());
         if round % TURN == TURN - 1 {
             let Tagged { tags: [here, there], nodes: [near, far], .. } = &mut *tagged;
             while requests.back().is_some_and(|last: &Request| last.poll().is_none()) {
