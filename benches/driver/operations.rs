@@ -49,7 +49,8 @@ crate::rows::operations! {
     Level::Driver;
 
     write_8: held_write_8(queue: &mut SendQueue, payload: u64, address: u64, rkey: u32) -> bool {
-        queue.post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (address, rkey) = black_box(REMOTE);
@@ -59,7 +60,8 @@ crate::rows::operations! {
     }
 
     write_8_run_time: held_write_slice(queue: &mut SendQueue, payload: &[u8], address: u64, rkey: u32) -> bool {
-        queue.post(Write { local: Inline(payload), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: Inline(payload), remote: remote(address, rkey) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (payload, (address, rkey)) = black_box((&[7; 8][..], REMOTE));
@@ -74,7 +76,8 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue<PlainDoorbell>| {
         let (address, rkey) = black_box(REMOTE);
@@ -84,7 +87,8 @@ crate::rows::operations! {
     }
 
     write_64: held_write_64(queue: &mut SendQueue, payload: &[u8; 64], address: u64, rkey: u32) -> bool {
-        queue.post(Write { local: Inline(payload), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: Inline(payload), remote: remote(address, rkey) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<2, _>] |post, queue: SendQueue| {
         let (payload, (address, rkey)) = black_box((&[7; 64], REMOTE));
@@ -101,7 +105,8 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.post(Write { local: local(source, length, lkey), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: local(source, length, lkey), remote: remote(address, rkey) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((source, length, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -118,7 +123,8 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.post(Read { local: local(target, length, lkey), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Read { local: local(target, length, lkey), remote: remote(address, rkey) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((target, length, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -140,7 +146,8 @@ crate::rows::operations! {
     send_prefixed: held_send_prefixed(queue: &mut SendQueue, id: u8, header: u64, payload: u64) -> bool {
         let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
         let prefix = *prefix.first_chunk().unwrap_or(&[0; PREFIX]);
-        queue.post(Send(Prefixed { prefix, payload: Inline(&payload.to_ne_bytes()) }), NO_FLAGS).is_ok()
+        let request = Send(Prefixed { prefix, payload: Inline(&payload.to_ne_bytes()) });
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let (id, payload) = black_box((1, 5));
@@ -167,7 +174,12 @@ crate::rows::operations! {
         rkey: u32,
         operand: u64,
     ) -> bool {
-        queue.post(FetchAdd { local: local(result, 8, lkey), remote: remote(address, rkey), add: operand }, NO_FLAGS).is_ok()
+        let request = FetchAdd {
+            local: local(result, 8, lkey),
+            remote: remote(address, rkey),
+            add: operand,
+        };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -185,7 +197,13 @@ crate::rows::operations! {
         compare: u64,
         swap: u64,
     ) -> bool {
-        queue.post(CompareSwap { local: local(result, 8, lkey), remote: remote(address, rkey), compare, swap }, NO_FLAGS).is_ok()
+        let request = CompareSwap {
+            local: local(result, 8, lkey),
+            remote: remote(address, rkey),
+            compare,
+            swap,
+        };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -203,7 +221,12 @@ crate::rows::operations! {
         operand: u64,
     ) -> bool {
         let operands = MaskedAdd { operand, field_boundary: 1 << 31 };
-        queue.post(MaskedFetchAdd { local: local(result, 8, lkey), remote: remote(address, rkey), operands }, NO_FLAGS).is_ok()
+        let request = MaskedFetchAdd {
+            local: local(result, 8, lkey),
+            remote: remote(address, rkey),
+            operands,
+        };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
@@ -231,7 +254,8 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.towards(target).post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) };
+        queue.towards(target).post(request, NO_FLAGS).is_ok()
     }
     with [send_queue(), destination()] until [posted::<2, _>]
     |post, queue: SendQueue, target: AddressVector| {
@@ -249,7 +273,8 @@ crate::rows::operations! {
         address: u64,
         rkey: u32,
     ) -> bool {
-        queue.towards(receiver).post(Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_ok()
+        let request = Write { local: Word(payload.to_ne_bytes()), remote: remote(address, rkey) };
+        queue.towards(receiver).post(request, NO_FLAGS).is_ok()
     }
     with [send_queue(), receiver()] until [posted::<1, _>] |post, queue: SendQueue, receiver: XrcSegment| {
         let (address, rkey) = black_box(REMOTE);
@@ -308,7 +333,8 @@ crate::rows::operations! {
         let ranges = ranges.map(|(address, length, lkey)| {
             RepeatEntry::new(length as u16 + 32, length as u16, lkey, address)
         });
-        queue.post(Interleave { key, access: Access::LOCAL_WRITE, repeat, entries: &ranges }, NO_FLAGS).is_ok()
+        let request = Interleave { key, access: Access::LOCAL_WRITE, repeat, entries: &ranges };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
         let (ranges, repeat, (_, key)) = black_box((&[LOCAL; 3], 8, REMOTE));
@@ -327,7 +353,8 @@ crate::rows::operations! {
         let mut batch = queue.batch();
         let mut address = address;
         for word in words {
-            if batch.post(Write { local: Word(word.to_ne_bytes()), remote: remote(address, rkey) }, NO_FLAGS).is_err() {
+            let request = Write { local: Word(word.to_ne_bytes()), remote: remote(address, rkey) };
+            if batch.post(request, NO_FLAGS).is_err() {
                 return false;
             }
             address += 8;
@@ -447,7 +474,8 @@ crate::rows::operations! {
     // A tag and 8 bytes, as `am_short` has an id and a header.
     tag_send_8: held_tag_send_8(queue: &mut SendQueue, tag: u64, payload: u64) -> bool {
         let header = TagHeader::new(TagOpcode::Eager, 0, tag);
-        queue.post(SendTagged { header: &header, payload: Inline(&payload.to_ne_bytes()) }, NO_FLAGS).is_ok()
+        let request = SendTagged { header: &header, payload: Inline(&payload.to_ne_bytes()) };
+        queue.post(request, NO_FLAGS).is_ok()
     }
     with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
         let payload = black_box(5);

@@ -1,7 +1,7 @@
 //! WQEs that carry their payload.
 
 use barewire_layouts::tag::TagHeader;
-use barewire_layouts::wqe::{DS, InlineHeader, RemoteAddressSegment};
+use barewire_layouts::wqe::{DS, InlineHeader};
 use zerocopy::transmute;
 
 use super::{Body, Sink, Unit};
@@ -22,8 +22,7 @@ pub(crate) struct Inline<'a> {
 impl<'a> Inline<'a> {
     /// `payload` after an inline header. An empty payload has no inline segment, as in libmlx5.
     #[inline(always)]
-    pub(crate) fn new(remote: Option<RemoteAddressSegment>, payload: &'a [u8]) -> Self {
-        let remote = remote.as_ref().map(Unit::remote);
+    pub(crate) fn new(remote: Option<Unit>, payload: &'a [u8]) -> Self {
         Self::after::<false>(remote, transmute!(InlineHeader::new(payload.len() as u32)), payload)
     }
 
@@ -63,16 +62,10 @@ impl<'a> Inline<'a> {
     /// A prefix and `payload` after an inline header. The prefix, given as its first 4 and other 8
     /// bytes, fills the unit of the header.
     #[inline(always)]
-    pub(crate) fn prefixed(
-        remote: Option<RemoteAddressSegment>,
-        low: u32,
-        high: u64,
-        payload: &'a [u8],
-    ) -> Self {
+    pub(crate) fn prefixed(remote: Option<Unit>, low: u32, high: u64, payload: &'a [u8]) -> Self {
         let header: u32 = transmute!(InlineHeader::new((FIRST + payload.len()) as u32));
         let first = Unit::from_words(u64::from(header) | u64::from(low) << 32, high);
         let (middle, last) = rest_of(payload, payload);
-        let remote = remote.as_ref().map(Unit::remote);
         Self { remote, first: Some(first), middle, last }
     }
 }
@@ -140,6 +133,8 @@ fn up_to_16(bytes: &[u8]) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use barewire_layouts::wqe::RemoteAddressSegment;
+
     use super::*;
 
     #[test]
@@ -176,11 +171,12 @@ mod tests {
         for (remote, prefix) in [(None, None), (Some(remote), None), (None, Some([0xaa; 12]))] {
             for length in (0..=220).step_by(step) {
                 let payload = &bytes[..length];
+                let leading = remote.as_ref().map(Unit::remote);
                 let body = prefix.map_or_else(
-                    || Inline::new(remote, payload),
+                    || Inline::new(leading, payload),
                     |prefix| {
                         let (low, high) = Unit::split_prefix(prefix);
-                        Inline::prefixed(remote, low, high, payload)
+                        Inline::prefixed(leading, low, high, payload)
                     },
                 );
                 let mut wanted = vec![];

@@ -1,6 +1,6 @@
 //! WQEs that refer to their payload.
 
-use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
+use barewire_layouts::wqe::DataSegment;
 
 use super::{Body, Sink, Unit};
 
@@ -15,9 +15,9 @@ pub(crate) struct Segments<'a> {
 
 impl<'a> Segments<'a> {
     #[inline(always)]
-    pub(crate) fn new(remote: Option<RemoteAddressSegment>, local: &'a [DataSegment]) -> Self {
+    pub(crate) fn new(remote: Option<Unit>, local: &'a [DataSegment]) -> Self {
         let filled = local.iter().filter(|segment| segment.byte_count.get() != 0).count() as u32;
-        Self { remote: remote.as_ref().map(Unit::remote), local, filled }
+        Self { remote, local, filled }
     }
 }
 

@@ -164,11 +164,17 @@ impl Unit {
         self.0
     }
 
+    /// Two words whose bytes are in memory order.
+    #[inline(always)]
+    pub(crate) fn words(self) -> (u64, u64) {
+        let [low, high]: [u64; 2] = transmute!(self.0);
+        (low, high)
+    }
+
     /// The first 8 bytes.
     #[inline(always)]
     pub(crate) fn low(self) -> u64 {
-        let [low, _]: [u64; 2] = transmute!(self.0);
-        low
+        self.words().0
     }
 }
 

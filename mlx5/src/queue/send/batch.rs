@@ -87,8 +87,8 @@ impl<D: Doorbell> SendQueue<D> {
 
 /// Posts WQEs with one doorbell for all of them: see [`SendQueue::batch`].
 ///
-/// It dereferences to the queue, but does not provide mutable access, so that queues of different doorbell types, such as one with a shared register
-/// and one without a lock, cannot be exchanged:
+/// It dereferences to the queue, but does not provide mutable access, so that queues of different
+/// doorbell types, such as one with a shared register and one without a lock, cannot be exchanged:
 ///
 /// ```compile_fail,E0308
 /// use barewire_mlx5::SendQueue;

@@ -1,6 +1,6 @@
-//! Requests that carry their destination (DC): an address vector follows the control segment.
+//! Requests that carry their destination (UD, DC, XRC), which follows the control segment.
 
-use barewire_layouts::wqe::{ControlFlags, DS, RemoteAddressSegment};
+use barewire_layouts::wqe::{ControlFlags, DS};
 
 use super::destination::Addressed;
 use super::request::{Head, ToPeer};
@@ -9,15 +9,14 @@ use crate::doorbell::Doorbell;
 use crate::wqe::{BLOCK_UNITS, Block, Body, Unit};
 
 impl<D: Doorbell> SendQueue<D> {
-    /// Posts to `destination`, for queue pairs of the service DC (DCI).
+    /// Posts to `destination`, for queue pairs whose requests carry it (UD, DC, XRC).
     #[inline(always)]
     pub fn towards<'q, A: Destination>(&'q mut self, destination: &'q A) -> Directed<'q, A, D> {
         Directed { queue: self, destination }
     }
 }
 
-/// A queue with the destination of its next posts: see [`SendQueue::towards`]. The functions are
-/// those of [`SendQueue`] for connected queue pairs.
+/// A queue with the destination of its next posts: see [`SendQueue::towards`].
 #[derive(Debug)]
 #[must_use = "posts to the destination are methods of this type"]
 pub struct Directed<'q, A: Destination, D: Doorbell> {
@@ -47,12 +46,12 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         self,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
         units: [Unit; N],
     ) -> Result<WqeIndex, PostError> {
         let Self { queue, destination } = self;
         let address = destination.units();
-        let layout = Layout { address: address.as_ref(), remote: remote.as_ref(), units: &units };
+        let layout = Layout { address: address.as_ref(), remote, units: &units };
         let marks = Marks { flags, stream: destination.stream() };
         let count = layout.count();
         match count.div_ceil(BLOCK_UNITS) {
@@ -80,7 +79,7 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
 #[derive(Clone, Copy)]
 struct Layout<'a> {
     address: &'a [[u8; DS]],
-    remote: Option<&'a RemoteAddressSegment>,
+    remote: Option<Unit>,
     units: &'a [Unit],
 }
 
@@ -104,7 +103,7 @@ impl Layout<'_> {
         if let Some(remote) = self.remote
             && let Some(place) = places.next()
         {
-            *place = Unit::remote(remote);
+            *place = remote;
         }
         for unit in self.units {
             if let Some(place) = places.next() {

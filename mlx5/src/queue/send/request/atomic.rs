@@ -112,7 +112,7 @@ macro_rules! atomics {
                 let $name = self;
                 let head = Head { opcode: Opcode::$opcode, modifier: $modifier, immediate: 0 };
                 let units = [$($unit,)+ Unit::local(&self.local)];
-                to.post_units(head, flags, Some(self.remote), units)
+                to.post_units(head, flags, Some(Unit::remote(&self.remote)), units)
             }
         }
 
@@ -137,7 +137,12 @@ impl sealed::Request for MaskedCompareSwap<u64> {
     ) -> Posting {
         let head = Head { opcode: Opcode::MaskedCompareSwap, modifier: BYTES_8, immediate: 0 };
         let [low, high] = self.operands.units();
-        to.post_units(head, flags, Some(self.remote), [low, high, Unit::local(&self.local)])
+        to.post_units(
+            head,
+            flags,
+            Some(Unit::remote(&self.remote)),
+            [low, high, Unit::local(&self.local)],
+        )
     }
 }
 

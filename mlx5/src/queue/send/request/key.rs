@@ -159,17 +159,12 @@ impl sealed::Request for Join<'_> {
         flags: ControlFlags,
     ) -> Posting {
         let Self { key, access, ranges } = self;
-        let bytes = |segment: &DataSegment| u64::from(segment.byte_count.get());
+        let length = ranges.iter().map(|range| u64::from(range.byte_count.get())).sum();
         if ranges.len() > SHORT {
-            let length = ranges.iter().map(bytes).sum();
             return join_many(to.queue, key, access, ranges, length, flags);
         }
-        let (mut units, mut length) = ([Unit::zero(); SHORT], 0);
-        for (unit, range) in units.iter_mut().zip(ranges) {
-            *unit = Unit::local(range);
-            length += bytes(range);
-        }
-        replace_short(to, key, access, length, units, flags)
+        let unit = |at| ranges.get(at).map_or(Unit::zero(), Unit::local);
+        replace_short(to, key, access, length, [unit(0), unit(1), unit(2), unit(3)], flags)
     }
 }
 
@@ -200,12 +195,9 @@ impl sealed::Request for Interleave<'_> {
         if entries.len() >= SHORT {
             return interleave_many(to.queue, key, access, block, entries, length, flags);
         }
-        let mut units = [Unit::zero(); SHORT];
-        units[0] = Unit::load(&block);
-        for (unit, entry) in units.iter_mut().skip(1).zip(entries) {
-            *unit = Unit::segment(entry);
-        }
-        replace_short(to, key, access, length, units, flags)
+        let unit = |at| entries.get(at).map_or(Unit::zero(), Unit::segment);
+        let list = [Unit::load(&block), unit(0), unit(1), unit(2)];
+        replace_short(to, key, access, length, list, flags)
     }
 }
 

@@ -4,15 +4,16 @@
 //! |---|---|
 //! | [`Write`], [`WriteImmediate`], [`Read`] | transfers bytes to or from the peer's memory |
 //! | [`Send`], [`SendImmediate`], [`SendInvalidate`] | sends a message |
-//! | [`FetchAdd`], [`CompareSwap`], [`MaskedFetchAdd`], [`MaskedCompareSwap`] | changes a word of the peer's memory and returns what it was |
+//! | [`FetchAdd`], [`CompareSwap`] | changes a word of the peer's memory, returns what it was |
+//! | [`MaskedFetchAdd`], [`MaskedCompareSwap`] | the same for parts of words |
 //! | [`SendTagged`], [`SendRendezvous`], [`AppendTag`], [`ChangeTags`] | tag matching |
 //! | [`Bind`], [`Unbind`], [`Invalidate`], [`Join`], [`Interleave`] | changes a memory key |
 //! | [`Nop`] | nothing |
 //!
 //! [`SendQueue::post`] takes every request, and so do [`Batch::post`], for several with one
 //! doorbell, and [`SendQueue::post_deferred`], for a doorbell that rings later. Queue pairs whose
-//! requests carry their destination (UD, DC, XRC) post [to it](crate::SendQueue::towards) those that go to
-//! a [peer](ToPeer). The bytes of a transfer or of a message are a [`Payload`]: segments of
+//! requests carry their destination (UD, DC, XRC) post those that go to a [peer](ToPeer) [to
+//! it](crate::SendQueue::towards). The bytes of a transfer or of a message are a [`Payload`]: segments of
 //! registered memory, or bytes that are copied to the WQE.
 //!
 //! [`SendQueue::post`]: crate::SendQueue::post
@@ -50,6 +51,7 @@ use barewire_layouts::wqe::{ControlFlags, Opcode, RemoteAddressSegment};
 
 use super::{Destination, Directed, PostError, WqeIndex};
 use crate::doorbell::Doorbell;
+use crate::wqe::Unit;
 
 mod atomic;
 mod key;
@@ -85,7 +87,8 @@ pub trait Request: sealed::Request {}
 impl<R: sealed::Request> Request for R {}
 
 /// A request that goes to a peer: all but [`Nop`], those of tag lists and those that change local
-/// keys. Queue pairs that reach several peers post it [`towards`](crate::SendQueue::towards) one of them.
+/// keys. Queue pairs that reach several peers post it [towards](crate::SendQueue::towards) one of
+/// them.
 pub trait ToPeer: Request {}
 
 /// What a control segment says about the request.
@@ -124,9 +127,11 @@ impl sealed::Request for Nop {
     }
 }
 
-/// `with_payload!(Name<Bound>(request) { opcode, immediate, remote address, payload } ...)`.
+/// `with_payload!(Name<Bound>(fields) { opcode, immediate, remote address, payload } ...)`.
 macro_rules! with_payload {
-    ($($name:ident<$bound:ident>($request:ident) { $opcode:ident, $immediate:expr, $remote:expr, $local:expr })+) => {$(
+    ($($name:ident<$bound:ident>($request:ident) {
+        $opcode:ident, $immediate:expr, $remote:expr, $local:expr
+    })+) => {$(
         impl<P: $bound> sealed::Request for $name<P> {
             #[inline(always)]
             fn post_to<A: Destination, D: Doorbell>(
@@ -135,7 +140,9 @@ macro_rules! with_payload {
                 flags: ControlFlags,
             ) -> Posting {
                 let $request = self;
-                $local.post_to(to, Head::with(Opcode::$opcode, $immediate), flags, $remote)
+                let head = Head::with(Opcode::$opcode, $immediate);
+                let remote: Option<RemoteAddressSegment> = $remote;
+                $local.post_to(to, head, flags, remote.as_ref().map(Unit::remote))
             }
         }
 
@@ -144,12 +151,12 @@ macro_rules! with_payload {
 }
 
 with_payload! {
-    Write<Payload>(write) { RdmaWrite, 0, Some(write.remote), write.local }
-    WriteImmediate<Payload>(write) { RdmaWriteImmediate, write.immediate, Some(write.remote), write.local }
-    Read<Registered>(read) { RdmaRead, 0, Some(read.remote), read.local }
-    Send<Payload>(send) { Send, 0, None, send.0 }
-    SendImmediate<Payload>(send) { SendImmediate, send.immediate, None, send.local }
-    SendInvalidate<Payload>(send) { SendInvalidate, send.rkey, None, send.local }
+    Write<Payload>(it) { RdmaWrite, 0, Some(it.remote), it.local }
+    WriteImmediate<Payload>(it) { RdmaWriteImmediate, it.immediate, Some(it.remote), it.local }
+    Read<Registered>(it) { RdmaRead, 0, Some(it.remote), it.local }
+    Send<Payload>(it) { Send, 0, None, it.0 }
+    SendImmediate<Payload>(it) { SendImmediate, it.immediate, None, it.local }
+    SendInvalidate<Payload>(it) { SendInvalidate, it.rkey, None, it.local }
 }
 
 /// Writes to the peer's memory (RDMA write).

@@ -2,9 +2,7 @@
 
 use core::hint::cold_path;
 
-use barewire_layouts::wqe::{
-    ControlFlags, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment,
-};
+use barewire_layouts::wqe::{ControlFlags, DS, DataSegment, InlineHeader, Opcode};
 use zerocopy::transmute;
 
 use super::super::{
@@ -13,11 +11,10 @@ use super::super::{
 use super::{Head, Posting};
 use crate::doorbell::Doorbell;
 use crate::wqe::{self, Body as _, Unit};
+use sealed::Payload as _;
 
 mod sealed {
-    use super::{
-        ControlFlags, Destination, Directed, Doorbell, Head, Posting, RemoteAddressSegment,
-    };
+    use super::{ControlFlags, Destination, Directed, Doorbell, Head, Posting, Unit};
 
     pub trait Payload: Copy {
         /// Posts a request with this payload after the remote address, if it has one.
@@ -26,7 +23,7 @@ mod sealed {
             to: Directed<'_, A, D>,
             head: Head,
             flags: ControlFlags,
-            remote: Option<RemoteAddressSegment>,
+            remote: Option<Unit>,
         ) -> Posting;
     }
 }
@@ -98,7 +95,7 @@ pub struct Prefixed<P> {
 
 /// Most bytes that are copied to a WQE, with or without a remote address.
 #[inline(always)]
-fn most<A: Destination>(remote: Option<RemoteAddressSegment>) -> usize {
+fn most<A: Destination>(remote: Option<Unit>) -> usize {
     if remote.is_some() { A::MAX_WRITE_INLINE } else { A::MAX_INLINE }
 }
 
@@ -109,7 +106,7 @@ impl sealed::Payload for DataSegment {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         // A byte count of zero means 2 GiB to the device, so an empty segment must not be written.
         if self.byte_count.get() == 0 {
@@ -127,7 +124,7 @@ impl sealed::Payload for [DataSegment; 2] {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let [first, second] = self;
         if first.byte_count.get() == 0 || second.byte_count.get() == 0 {
@@ -145,7 +142,7 @@ impl sealed::Payload for Segments<'_> {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let body = wqe::Segments::new(remote, self.0);
         if body.units() as usize > MAX_SEGMENTS + usize::from(remote.is_some()) {
@@ -162,7 +159,7 @@ impl sealed::Payload for Inline<'_> {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let Self(payload) = self;
         if let (true, Opcode::RdmaWrite, Some(remote)) = (A::IS_CONNECTED, head.opcode, remote) {
@@ -171,7 +168,7 @@ impl sealed::Payload for Inline<'_> {
                 return Word(word).post_to(to, head, flags, Some(remote));
             }
             // As integers, which are passed in registers.
-            let (address, rkey) = (remote.address.get(), remote.rkey.get());
+            let (address, rkey) = remote.words();
             return match payload.try_into() {
                 Ok(line) => write_line(to.queue, line, address, rkey, flags),
                 Err(_) => write_inline(to.queue, payload, address, rkey, flags),
@@ -189,13 +186,11 @@ fn write_line<D: Doorbell>(
     queue: &mut SendQueue<D>,
     line: &[u8; 64],
     address: u64,
-    rkey: u32,
+    rkey: u64,
     flags: ControlFlags,
 ) -> Posting {
-    queue.post(
-        super::Write { local: Line(line), remote: RemoteAddressSegment::new(address, rkey) },
-        flags,
-    )
+    let remote = Some(Unit::from_words(address, rkey));
+    Line(line).post_to(queue.connected(), Head::of(Opcode::RdmaWrite), flags, remote)
 }
 
 #[inline(never)]
@@ -203,10 +198,10 @@ fn write_inline<D: Doorbell>(
     queue: &mut SendQueue<D>,
     payload: &[u8],
     address: u64,
-    rkey: u32,
+    rkey: u64,
     flags: ControlFlags,
 ) -> Posting {
-    let remote = Some(RemoteAddressSegment::new(address, rkey));
+    let remote = Some(Unit::from_words(address, rkey));
     if payload.len() > most::<super::super::Connected>(remote) {
         return Err(PostError::TooLong);
     }
@@ -221,7 +216,7 @@ impl sealed::Payload for Word {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         to.post_units(head, flags, remote, [Unit::inline_8(InlineHeader::new(8), self.0)])
     }
@@ -234,7 +229,7 @@ impl sealed::Payload for Words {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let [a, b, c, d] = self.0;
         let header: u32 = transmute!(InlineHeader::new(32));
@@ -255,7 +250,7 @@ impl sealed::Payload for Line<'_> {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let (first, rest) = self.0.split_first_chunk().unwrap_or((&[0; PREFIX], &[]));
         let (middle, tail) = rest.as_chunks();
@@ -275,7 +270,7 @@ impl sealed::Payload for Prefixed<Word> {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let header = Unit::inline_prefix(InlineHeader::new(20), self.prefix);
         let word = Unit::from_words(u64::from_le_bytes(self.payload.0), 0);
@@ -290,7 +285,7 @@ impl sealed::Payload for Prefixed<Inline<'_>> {
         to: Directed<'_, A, D>,
         head: Head,
         flags: ControlFlags,
-        remote: Option<RemoteAddressSegment>,
+        remote: Option<Unit>,
     ) -> Posting {
         let Self { prefix, payload: Inline(payload) } = self;
         let (low, high) = Unit::split_prefix(prefix);
