@@ -30,8 +30,9 @@ use super::reason::Reason;
 
 /// Bytes of the header.
 pub const HEADER: usize = 80;
-/// The version that this library writes and reads.
-pub const VERSION: u8 = 2;
+/// The version that this library writes and reads: of these messages, and of those of tags over the
+/// links that they connect.
+pub const VERSION: u8 = 3;
 /// Bytes of the longest body.
 pub const MAX_BODY: usize = 8192;
 
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn golden_bytes_of_a_close() {
-        let mut golden = b"bw\x02\x05\x01\x02\x03\x04".to_vec();
+        let mut golden = b"bw\x03\x05\x01\x02\x03\x04".to_vec();
         golden.extend_from_slice(b"\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\x08");
         golden.extend_from_slice(b"0123456789abcdefanother process!");
         golden.extend_from_slice(b"\x09\0\0\0\0\x08\0\0");
@@ -336,7 +337,7 @@ mod tests {
         let good = close().to_bytes();
         for (at, value, error) in [
             (0, b'x', MessageError::Foreign),
-            (2, 3, MessageError::Version { found: 3 }),
+            (2, VERSION - 1, MessageError::Version { found: VERSION - 1 }),
             (3, 11, MessageError::Kind(11)),
             (57, 1, MessageError::Field("reason")),
             (63, 1, MessageError::Field("padding")),

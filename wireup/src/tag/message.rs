@@ -24,7 +24,8 @@ use thiserror::Error;
 pub const HEADER: usize = 16;
 /// Bytes of a [`Header`] with credit.
 pub const LONGEST_HEADER: usize = HEADER + size_of::<u64>();
-/// The version of this layout, which both ends learn when a link is opened.
+/// The version of this layout. The version of the messages that connect nodes changes with it, so
+/// that a node of another layout is refused by name.
 pub const VERSION: u8 = 5;
 /// Bits of a link's number.
 pub const LINK_BITS: u32 = 48;
