@@ -157,6 +157,15 @@ impl Context {
         }
     }
 
+    /// The kernel's name of the device, such as `mlx5_0`; `None` for `soft0`.
+    pub fn device_name(&self) -> Option<&str> {
+        match self.backend() {
+            Backend::Commands(channel) => channel.device_name(),
+            #[cfg(feature = "verbs")]
+            Backend::InitObj(device) => Some(device.name()),
+        }
+    }
+
     /// The address at which peers reach the port in use.
     pub fn port_address(&self) -> PortAddress {
         self.0.port.address

@@ -23,6 +23,10 @@ impl<D: Doorbell, R: OwnReceive> Connect for RcQueuePair<D, R> {
         Self::number(self)
     }
 
+    fn device(&self) -> Option<&str> {
+        self.context().device_name()
+    }
+
     /// Connects with the GID that the connection manager has chosen.
     fn connect(&mut self, path: &Path) -> Result<(), Error> {
         let port = *self.port();

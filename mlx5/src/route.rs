@@ -44,6 +44,11 @@ impl Route {
         Ok(Self { context: context.clone(), domain, attributes, port, port_type, reason })
     }
 
+    /// The kernel's name of the device.
+    pub(crate) fn device_name(&self) -> &str {
+        self.context.name()
+    }
+
     /// The port with the entries of its tables that `options` names.
     pub(crate) fn choose(&self, options: PortOptions) -> Result<Port, Error> {
         let Self { context, domain, attributes, port_type, .. } = self;

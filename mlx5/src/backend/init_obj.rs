@@ -90,6 +90,11 @@ impl Device {
         self.route.events()
     }
 
+    /// The kernel's name of the device.
+    pub(crate) fn name(&self) -> &str {
+        self.route.device_name()
+    }
+
     /// The port with the entries of its tables that `options` names.
     pub(crate) fn choose_port(&self, options: PortOptions) -> Result<Port, Error> {
         self.route.choose(options)

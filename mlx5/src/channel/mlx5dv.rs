@@ -55,6 +55,10 @@ impl Mlx5dv {
 // SAFETY: the kernel limits the device to registered memory, and DEVX binds every object to this
 // process. libmlx5 does not call back into this crate.
 unsafe impl CommandChannel for Mlx5dv {
+    fn device_name(&self) -> Option<&str> {
+        Some(self.route.device_name())
+    }
+
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         // SAFETY: this function has the contract of `general`: the command names only objects of
         // its caller.

@@ -79,6 +79,11 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// If the device refused the command, or the command did not reach it.
     unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error>;
 
+    /// The kernel's name of the device, such as `mlx5_0`; `None` if the kernel has no such device.
+    fn device_name(&self) -> Option<&str> {
+        None
+    }
+
     /// Allocates a BlueFlame register of a UAR page.
     ///
     /// # Errors
