@@ -1,5 +1,7 @@
 //! Data of another process: addresses, keys, messages of a control connection.
 
+use std::iter;
+
 use barewire::PeerAddress;
 use barewire::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use barewire_tcp::frames::Received;
@@ -37,19 +39,45 @@ fn any_addresses() {
     });
 }
 
+/// Messages that `parts` have, whatever the bytes, and the error that ends them.
+fn messages<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Option<String>) {
+    let (mut received, mut found) = (Received::new(LIMIT), Vec::new());
+    for part in parts {
+        received.add(part).unwrap();
+        loop {
+            match (received.take(), received.expected()) {
+                (Ok(Some(message)), _) => found.push(message),
+                (Ok(None), Ok(length)) => {
+                    assert!(length > received.waiting() && length <= 4 + LIMIT);
+                    break;
+                }
+                (Err(error), _) | (_, Err(error)) => return (found, Some(error.to_string())),
+            }
+        }
+    }
+    (found, None)
+}
+
+/// The bytes as lengths and messages: few random bytes are a length.
+fn framed(mut bytes: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    while let Some((&length, rest)) = bytes.split_first() {
+        let (message, rest) = rest.split_at(rest.len().min(length.into()));
+        stream.extend_from_slice(&u32::from(length).to_le_bytes());
+        stream.extend_from_slice(message);
+        bytes = rest;
+    }
+    stream
+}
+
 #[test]
 fn any_frames() {
     check!().with_generator(bytes_to(256)).for_each(|bytes| {
-        let mut received = Received::new(LIMIT);
-        received.add(bytes).unwrap();
-        loop {
-            match (received.take(), received.expected()) {
-                (Ok(Some(message)), _) => assert!(message.len() <= LIMIT),
-                (Ok(None), Ok(length)) => {
-                    break assert!(length > received.waiting() && length <= 4 + LIMIT);
-                }
-                (Err(error), _) | (_, Err(error)) => break assert!(!error.to_string().is_empty()),
-            }
+        for stream in [bytes, &framed(bytes)] {
+            let whole = messages(iter::once(&stream[..]));
+            assert!(whole.0.iter().all(|message| message.len() <= LIMIT));
+            assert_eq!(messages(stream.chunks(7)), whole);
+            assert_eq!(messages(stream.chunks(1)), whole);
         }
     });
 }
