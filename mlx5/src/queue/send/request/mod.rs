@@ -91,7 +91,8 @@ impl<R: sealed::Request> Request for R {}
 /// them.
 pub trait ToPeer: Request {}
 
-/// What a control segment says about the request.
+/// What a control segment says about the request. Public as a part of the sealed traits only.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     pub(super) opcode: Opcode,
