@@ -149,6 +149,8 @@ impl Shared {
         let Some(initiator) = initiator.filter(|initiator| !initiator.failed.get()) else { return };
         while initiator.has_room() {
             let Some(grant) = self.grants.borrow_mut().pop_front() else { break };
+            // One search that fails is the last for a while, so that this does not block for long.
+            // The peer asks again.
             let Some(address) = self.known_destination(grant.port, &grant.target) else { continue };
             let mut message = [0; 12];
             message[AM_ID] = GRANT;
@@ -169,5 +171,39 @@ impl Grant {
         let (port, target) = peer.split_first_chunk::<24>()?;
         let target = TargetAddress::from_bytes(target.first_chunk()?).ok()?;
         Some(Self { port: PortAddress::from_bytes(port), target, ticket })
+    }
+}
+
+#[cfg(all(test, feature = "soft"))]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use barewire_mlx5::hca;
+
+    use super::super::{Domain, Interface};
+    use super::*;
+    use crate::base::config::InterfaceConfig;
+
+    /// Each search of the kernel takes 300 ms.
+    #[test]
+    #[cfg_attr(miri, ignore = "opens sockets")]
+    fn requests_from_many_hosts_that_do_not_respond_cause_one_search() {
+        let slow = "ah-delay=300".parse().unwrap();
+        let device = hca::Device::open(hca::Config::default().requirements(slow)).unwrap();
+        let domain = Domain::open_soft(device).unwrap();
+        let (interface, _progress) = Interface::open(&domain, &InterfaceConfig::default()).unwrap();
+        let shared = &interface.0;
+        let own = domain.port().address;
+        for number in 0..200 {
+            let gid = Ipv4Addr::new(10, 1, 2, number).to_ipv6_mapped().octets();
+            let port = PortAddress { gid, mac: [2, 0, 0, 0, 0, number], ..own };
+            let grant = Grant { port, target: shared.own, ticket: [0; 8] };
+            shared.grants.borrow_mut().push_back(grant);
+        }
+        shared.send_grants();
+        assert!(shared.grants.borrow().is_empty());
+        // The pause takes 2.7 s; this process may stand still for longer.
+        let searches = shared.destinations.unreachable();
+        assert!((1..4).contains(&searches), "{searches} searches");
     }
 }

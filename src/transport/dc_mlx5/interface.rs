@@ -2,18 +2,20 @@
 
 use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::cmp::min_by_key;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::dc::{InitiatorConfig, Peer, Target, TargetConfig};
+use barewire_mlx5::layouts::command::capability::PortType;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::{CompletionQueue, Family, MemoryRegion, Mtu, Notifier, PortAddress, Uar};
 
 use super::address::{self, TargetAddress};
 use super::control::Grant;
+use super::destinations::Destinations;
 use super::initiator::{Initiator, Queue};
 use super::pool::Initiators;
 use super::progress::Progress;
@@ -41,10 +43,6 @@ use crate::transport::rc::BUFFER;
 pub(super) const TARGET_INDEX: u32 = 0x00ff_fffe;
 /// The longest sleep before progress looks for an event of the device.
 const ATTENTION: Duration = Duration::from_secs(1);
-/// How long a port to which the kernel found no way is not tried again for grants.
-const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
-/// Most addresses of peers that are kept for grants.
-const MAX_DESTINATIONS: usize = 4096;
 
 /// The state of an interface, behind its handles. What the device uses comes before its memory, so
 /// that it is dropped first.
@@ -74,9 +72,7 @@ pub(crate) struct Shared {
     /// Grants that wait for an initiator.
     pub(super) grants: RefCell<VecDeque<Grant>>,
     /// The address vectors of peers that were granted messages.
-    destinations: RefCell<HashMap<(PortAddress, u32, u64), AddressVector>>,
-    /// The ports of peers to which the kernel found no way, and when.
-    unreachable: RefCell<HashMap<PortAddress, Instant>>,
+    pub(super) destinations: Destinations,
     pub(super) own: TargetAddress,
     pub(super) started: Instant,
     pub(crate) domain: Domain,
@@ -242,8 +238,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         unwound: Cell::new(false),
         closing: Cell::new(0),
         grants: RefCell::default(),
-        destinations: RefCell::default(),
-        unreachable: RefCell::default(),
+        destinations: Destinations::default(),
         own,
         started: Instant::now(),
         domain: domain.clone(),
@@ -329,35 +324,22 @@ impl Shared {
         }
     }
 
-    /// As [`Self::destination`], for grants: the result is kept. The kernel may search for a host that
-    /// does not respond for a second, so a failure is kept for a while as well: the address is the
-    /// peer's word.
+    /// As [`Self::destination`], for grants. The result is kept, and the time of searches is
+    /// limited: see [`Destinations`].
     pub(super) fn known_destination(
         &self,
         port: PortAddress,
         target: &TargetAddress,
     ) -> Option<AddressVector> {
-        let name = (port, target.target, target.key);
-        if let Some(address) = self.destinations.borrow().get(&name) {
-            return Some(*address);
+        let search = || self.destination(port, target).ok();
+        // Otherwise a failure would not mean that the host is unreachable.
+        let is_search = target.mtu == self.own.mtu
+            && self.domain.context().capabilities().port_type == PortType::Ethernet;
+        if is_search {
+            self.destinations.find(port, target, Instant::now, search)
+        } else {
+            search()
         }
-        let mut unreachable = self.unreachable.borrow_mut();
-        if unreachable.get(&port).is_some_and(|since| since.elapsed() < UNREACHABLE_FOR) {
-            return None;
-        }
-        let Ok(address) = self.destination(port, target) else {
-            if unreachable.len() >= MAX_DESTINATIONS {
-                unreachable.clear();
-            }
-            unreachable.insert(port, Instant::now());
-            return None;
-        };
-        let mut destinations = self.destinations.borrow_mut();
-        if destinations.len() >= MAX_DESTINATIONS {
-            destinations.clear();
-        }
-        destinations.insert(name, address);
-        Some(address)
     }
 
     /// Returns whether progress has more to do than taking completions.
@@ -437,34 +419,5 @@ impl InterfaceState for Shared {
         }
         // The failure of the device does not make the descriptor readable.
         Ok(Armed::Until(after(Instant::now(), ATTENTION)))
-    }
-}
-
-#[cfg(all(test, feature = "soft"))]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use barewire_mlx5::hca;
-
-    use super::*;
-
-    /// Each search of the kernel takes 300 ms, in the thread of progress, and the address is the word
-    /// of a peer.
-    #[test]
-    #[cfg_attr(miri, ignore = "opens sockets")]
-    fn a_host_that_does_not_respond_is_searched_for_once() {
-        let slow = "ah-delay=300".parse().unwrap();
-        let device = hca::Device::open(hca::Config::default().requirements(slow)).unwrap();
-        let domain = Domain::open_soft(device).unwrap();
-        let (interface, _progress) = Interface::open(&domain, &InterfaceConfig::default()).unwrap();
-        let shared = &interface.0;
-        let gid = Ipv4Addr::new(10, 1, 2, 3).to_ipv6_mapped().octets();
-        let port = PortAddress { gid, ..domain.port().address };
-        let start = Instant::now();
-        for number in 0..200 {
-            let target = TargetAddress { target: number, ..shared.own };
-            assert!(shared.known_destination(port, &target).is_none());
-        }
-        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     }
 }

@@ -41,6 +41,7 @@ mod atomic;
 mod change;
 mod completion;
 mod control;
+mod destinations;
 mod endpoint;
 mod initiator;
 mod interface;
