@@ -129,6 +129,15 @@ impl Context {
         }
     }
 
+    /// Reads the events of queue pairs and completion queues that have arrived, without waiting,
+    /// for [`RcQueuePair::is_drained`](crate::RcQueuePair::is_drained). It takes a lock and system
+    /// calls.
+    pub fn read_queue_events(&self) {
+        if let Some(Some(objects)) = self.0.objects.get() {
+            objects.read();
+        }
+    }
+
     /// The events of objects that commands create.
     pub(crate) fn object_events(&self) -> Option<&Arc<Hub>> {
         let open = || match self.backend() {

@@ -69,8 +69,8 @@ impl Hub {
         Ok(Self { inner: Mutex::default(), readable })
     }
 
-    /// Subscribes to what can happen to a queue pair, which may share a receive queue. `None` if the
-    /// channel has no such events, or the kernel refuses.
+    /// Subscribes to what can happen to a queue pair, which may share a receive queue. `None` if
+    /// the channel has no such events, or the kernel refuses.
     pub(crate) fn watch_pair(
         self: &Arc<Self>,
         channel: &dyn CommandChannel,
@@ -147,7 +147,7 @@ impl Hub {
     }
 
     /// Reads what has arrived.
-    fn read(&self) {
+    pub(crate) fn read(&self) {
         let mut inner = self.inner();
         let Inner { sources, objects, watchers, .. } = &mut *inner;
         for source in sources.iter().filter_map(Weak::upgrade) {
@@ -217,14 +217,11 @@ pub(crate) struct Watched {
 
 impl Watched {
     /// Returns whether the queue pair, which is in error, holds no WQE of its shared receive queue
-    /// any more: all of them have completed. `None` if it shares none, or if it was reset: an event
-    /// of before may still be on its way.
+    /// any more, as of the last [`Hub::read`]: all of them have completed. `None` if it shares
+    /// none, or if it was reset: an event of before may still be on its way.
     pub(crate) fn is_drained(&self) -> Option<bool> {
         if !self.shares || self.was_reset.load(Ordering::Relaxed) {
             return None;
-        }
-        if !self.entry.drained.load(Ordering::Relaxed) {
-            self.hub.read();
         }
         Some(self.entry.drained.load(Ordering::Relaxed))
     }
@@ -358,6 +355,8 @@ mod tests {
             let source = Source(Box::new(Unread(Mutex::new([event].into()), descriptor)));
             let source = Arc::new(source);
             hub.inner().sources.push(Arc::downgrade(&source));
+            assert_eq!(pair.is_drained(), Some(false));
+            context.read_queue_events();
             assert_eq!(pair.is_drained(), Some(expected));
         }
     }

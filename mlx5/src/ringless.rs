@@ -90,10 +90,11 @@ impl RinglessPair {
         Ok(pair)
     }
 
-    /// Returns whether the queue pair, which is in error, has returned all WQEs that it took from its
-    /// shared receive queue: they have completed (event `LAST_WQE_REACHED`). `None` if it shares none,
-    /// if it was reset (an event of before may still arrive), or if the event is not delivered: then
-    /// they complete within a short time.
+    /// Returns whether the queue pair, which is in error, has returned all WQEs that it took from
+    /// its shared receive queue: they have completed (event `LAST_WQE_REACHED`). It is what the
+    /// last [`Context::read_queue_events`](crate::Context::read_queue_events) read. `None` if it
+    /// shares none, if it was reset (an event of before may still arrive), or if the event is not
+    /// delivered: then they complete within a short time.
     pub fn is_drained(&self) -> Option<bool> {
         self.object.is_drained()
     }

@@ -162,7 +162,7 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
     }
 
     /// Returns whether the queue pair, which is in error, has returned what it took from its shared
-    /// receive queue. `None` if the kernel does not report it.
+    /// receive queue, as far as events were read. `None` if the kernel does not report it.
     fn is_drained(&self) -> Option<bool> {
         None
     }

@@ -113,6 +113,7 @@ fn a_queue_pair_in_error_reports_that_it_returned_its_receives() {
     let start = Instant::now();
     while sharing.is_drained() != Some(true) {
         assert!(start.elapsed() < DEADLINE, "no event");
+        context.read_queue_events();
         std::thread::yield_now();
     }
     assert_eq!(own.is_drained(), None);

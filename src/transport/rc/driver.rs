@@ -281,6 +281,9 @@ pub(crate) trait Driver: crate::transport::handle::InDynamic + 'static {
     /// the endpoint's requests, and no message is delivered.
     fn stop(state: &State<Self>);
 
+    /// Called once before [`Self::is_released`] is, for any number of endpoints.
+    fn before_release(_shared: &Shared<Self>) {}
+
     /// Returns whether the queue pair can be destroyed. Called after [`Self::stop`], when no
     /// completion is left.
     fn is_released(_state: &State<Self>) -> bool {

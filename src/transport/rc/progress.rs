@@ -107,6 +107,7 @@ impl<D: Driver> Shared<D> {
     /// completion queue is empty: it holds no completion of theirs, operations without a completion
     /// were not executed, and their share of the queue is free.
     fn bury(&self) -> usize {
+        D::before_release(self);
         let is_released =
             |state: &mut Rc<State<D>>| state.handles.get() == 0 && D::is_released(state);
         let mut closing: Vec<_> =

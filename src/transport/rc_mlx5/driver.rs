@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{CompletionQueue, Family, Notifier, PortAddress, RcConfig, ReceiveQueue, Uar};
 
 use super::queue::RcQueuePair;
 use super::receive::Receiver;
+use super::stop::Stop;
 use super::tags::{self, Matching, TagEnd, TagNumber};
 use super::{Domain, ID, RcMlx5, attributes_of, match_no_tags};
 use crate::base::address::TransportId;
@@ -26,13 +27,9 @@ use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{InterfaceState as _, Keepalive};
 use crate::transport::mlx5::domain::ATTENTION;
 use crate::transport::mlx5::path::{self, mtu_code, path_to};
-use crate::transport::mlx5::shared::{self, GRACE, SharedReceiver, most_buffers, ring_of};
+use crate::transport::mlx5::shared::{self, SharedReceiver, most_buffers, ring_of};
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, Opened, Path};
-
-/// The most time until a queue pair in error is reported to hold no WQE of the shared receive queue:
-/// the device may have many commands to execute.
-const LAST_WQE: Duration = Duration::from_secs(5);
 
 /// An endpoint of this transport, behind its handles.
 pub(super) type State = rc::State<RcMlx5>;
@@ -80,9 +77,9 @@ pub(crate) struct Endpoint {
     pub(super) receiver: Option<Box<Receiver>>,
     /// Its second queue pair, if the interface matches tags.
     pub(super) tags: Option<Box<TagEnd>>,
-    /// When the endpoint was stopped, if its queue pair must first return what it took from the
+    /// That the endpoint was stopped, if its queue pair must first return what it took from the
     /// shared receive queue.
-    stopped: Cell<Option<Instant>>,
+    stopped: Cell<Option<Stop>>,
     /// The count of posted blocks behind the last probe; 0 before the first.
     pub(super) probed: Cell<u64>,
 }
@@ -271,20 +268,27 @@ impl rc::Driver for RcMlx5 {
         }
         // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
         if state.drains() {
-            state.driver.stopped.set(Some(Instant::now()));
+            state.driver.stopped.set(Some(Stop::new(Instant::now())));
             let _ = state.with_queue(RcQueuePair::to_error);
         } else {
             let _ = state.with_queue(RcQueuePair::reset);
         }
     }
 
+    fn before_release(shared: &Shared) {
+        if shared.driver.shared_receiver().is_some() {
+            shared.domain.context().read_queue_events();
+        }
+    }
+
     fn is_released(state: &State) -> bool {
-        let Some(since) = state.driver.stopped.get() else { return true };
+        let Some(stop) = state.driver.stopped.get() else { return true };
         let drained = state.is_drained().filter(|_| !Self::has_failed(&state.shared));
-        let Some(drained) = drained else { return since.elapsed() > GRACE };
-        // What it returned may still be in the completion queue.
-        let is_empty = drained && Self::is_drained(&state.shared);
-        is_empty || since.elapsed() > if drained { GRACE } else { LAST_WQE }
+        // Read after the event: what the queue pair returned before it is in the queue, or taken.
+        let is_empty = || Self::is_drained(&state.shared);
+        let (stop, is_released) = stop.advance(Instant::now(), drained, is_empty);
+        state.driver.stopped.set(Some(stop));
+        is_released
     }
 
     fn is_probe(state: &State) -> bool {
@@ -383,8 +387,8 @@ impl State {
         });
     }
 
-    /// Returns whether the device has reported that the queue pairs, which are in error, hold no WQE
-    /// of the shared receive queue any more; `None` if it does not report it.
+    /// Returns whether the device has reported that the queue pairs, which are in error, hold no
+    /// WQE of the shared receive queue any more; `None` if it does not report it.
     fn is_drained(&self) -> Option<bool> {
         let end = self.driver.tags.as_ref().map_or(Some(true), |end| end.is_drained());
         Some(end? && self.with_queue(|pair| pair.is_drained())?)

@@ -33,6 +33,7 @@ mod probe;
 mod progress;
 mod queue;
 mod receive;
+mod stop;
 pub(crate) mod tags;
 
 pub use super::mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
