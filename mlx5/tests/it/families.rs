@@ -110,3 +110,18 @@ fn a_family_is_tested_in_the_partition_of_the_port_unless_that_has_a_limited_mem
         assert_eq!(commands.count(), count);
     }
 }
+
+/// No packet from the port to itself would arrive.
+#[test]
+fn families_count_as_working_where_the_port_has_limited_memberships_only() {
+    let requirements = "pkeys=7fff".parse().unwrap();
+    let device = hca::Device::open(hca::Config::default().requirements(requirements)).unwrap();
+    let (channel, commands) = Recording::over(device);
+    let context = Context::open_tested(channel).unwrap();
+    assert!(context.port().limited_member);
+    let count = commands.count();
+    for family in Family::ALL {
+        context.test(family).unwrap();
+    }
+    assert_eq!(commands.count(), count);
+}
