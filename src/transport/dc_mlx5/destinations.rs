@@ -2,9 +2,9 @@
 //!
 //! What names a peer is the peer's word. On Ethernet, the kernel searches for a host that does not
 //! respond for up to a second, in the thread of progress. So a host that was not found is not
-//! searched for again for a while, whichever MAC and LID are given with its GID, and between two
-//! searches that failed or were slow is a pause of several times the first: however many hosts
-//! peers name, nine tenths of the time remain for everything else.
+//! searched for again for a while, whichever MAC and LID are given with its GID, and after a search
+//! that failed or was slow, no host is searched for during a pause that is several times as long:
+//! however many hosts peers name, nine tenths of the time remain for everything else.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::base::event::after;
 
 /// How long a host to which the kernel found no way is not searched for again.
 const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
-/// The pause after a search, in times of the search.
+/// How many times as long as a search the pause after it is.
 const PAUSE: u32 = 9;
 /// The time of a search that found its host from which on a pause follows: the kernel knows the
 /// host, or its network responds, in less.
