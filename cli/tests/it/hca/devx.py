@@ -43,6 +43,7 @@ for library, name, result in [
 ALLOC_PD, DEALLOC_PD, ALLOC_UAR, ALLOC_Q_COUNTER, QUERY_Q_COUNTER = 0x800, 0x801, 0x802, 0x771, 0x773
 QUERY_HCA_CAP, QUERY_ROCE_ADDRESS, CREATE_CQ, QUERY_CQ, QUERY_QP, NO_SUCH = 0x100, 0x760, 0x400, 0x402, 0x50B, 0xAFF
 CREATE_RMP, MODIFY_RMP, SRQ_LIMIT, PAGE_FAULT = 0x90C, 0x90D, 0x14, 0x0C
+CREATE_QP, QP_TO_ERROR, LAST_WQE = 0x500, 0x507, 0x13
 
 
 def command(opcode, length=16, op_mod=0, words=()):
@@ -184,13 +185,35 @@ expect("MODIFY_RMP", (error, outcome(output)), (0, (0, False)))
 kinds = (c_uint16 * 1)(PAGE_FAULT)
 subscribed = mlx5.mlx5dv_devx_subscribe_devx_event(channel, c_void_p(rmp), c_uint16(2), kinds, c_uint64(7))
 expect("a subscription to page faults", subscribed != 0, True)
-if not strict:
-    for descriptor in (channel.contents.fd, counter):
-        expect("an event", bool(select.select([descriptor], [], [], 20)[0]), True)
+
+
+def next_event():
+    """Cookie and type of the channel's next event, which must come."""
+    expect("an event", bool(select.select([channel.contents.fd], [], [], 20)[0]), True)
     event = ctypes.create_string_buffer(128)
     length = mlx5.mlx5dv_devx_get_event(channel, event, c_size_t(128))
-    expect("the event", (length, struct.unpack_from("<Q", event.raw)[0], event.raw[8 + 1]), (8 + 64, 7, SRQ_LIMIT))
-expect("one event", select.select([channel.contents.fd], [], [], 0.05)[0], [])
+    expect("its length", length, 8 + 64)
+    return struct.unpack_from("<Q", event.raw)[0], event.raw[8 + 1]
+
+
+if not strict:
+    expect("the event", next_event(), (7, SRQ_LIMIT))
+    expect("the eventfd's event", bool(select.select([counter], [], [], 20)[0]), True)
+    expect("one event", struct.unpack("=Q", os.read(counter, 8))[0], 1)
+# A later event on the same channel: a queue pair on the pool is in error. One of the limit would have come before it.
+qpc = [(24, 3 << 11), (28, pdn), (32, 1 << 15), (24 + 124, cqn), (24 + 156, cqn), (24 + 164, 4096 + 128)]
+qpc += [(24 + 172, 1 << 24 | rmpn), (24 + 228, umem.contents.umem_id), (264, umem.contents.umem_id)]
+qp, error, output = create(command(CREATE_QP, 272, words=qpc))
+expect("CREATE_QP", (error, outcome(output)), (0, (0, False)))
+qpn = number(output)
+kinds = (c_uint16 * 1)(LAST_WQE)
+subscribed = mlx5.mlx5dv_devx_subscribe_devx_event(channel, c_void_p(qp), c_uint16(2), kinds, c_uint64(8))
+expect("a subscription of a queue pair", subscribed, 0)
+error, output = about(mlx5.mlx5dv_devx_obj_modify, qp, command(QP_TO_ERROR, words=[(8, qpn)]))
+expect("2ERR_QP", (error, outcome(output)), (0, (0, False)))
+expect("the later event", next_event(), (8, LAST_WQE))
+expect("no other event", select.select([channel.contents.fd, counter], [], [], 0)[0], [])
+expect("the queue pair's end", mlx5.mlx5dv_devx_obj_destroy(c_void_p(qp)), 0)
 expect("the pool's end", mlx5.mlx5dv_devx_obj_destroy(c_void_p(rmp)), 0)
 mlx5.mlx5dv_devx_destroy_event_channel(channel)
 for obj in (cq, counters, pd):
