@@ -1,5 +1,5 @@
-//! What published adapters report, beside the model's own limits. What a listing does not contain, the
-//! adapter does not have here: a driver must do without it.
+//! What published adapters report, beside the model's own limits. What a listing does not contain,
+//! the adapter does not have here: a driver must do without it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,8 +23,8 @@ pub enum Adapter {
     Cx6,
     /// ConnectX-6 Dx, Ethernet (QUERY_HCA_CAP, saeedtx/mlx5ctl).
     Cx6Dx,
-    /// ConnectX-7, firmware 28.41.1000. The listings of these are short: what they leave out is as of
-    /// [`Self::Cx6Dx`].
+    /// ConnectX-7, firmware 28.41.1000. The listings of these are short: what they leave out is as
+    /// of [`Self::Cx6Dx`].
     Cx7,
     /// A virtual function of a ConnectX-6 in a cloud, firmware 20.31.1014 (`ibv_devinfo`, and
     /// `ucx_info -d`, by which it has no memory on the device).
@@ -68,8 +68,8 @@ impl Adapter {
             ece: true,
             memory_faults: true,
         };
-        // Their other limits are those of the model, or larger than what it can do (`max_qp` 2^18 and
-        // 2^17, `log_max_mrw_sz` 64). Streams of DC are in none of the listings.
+        // Their other limits are those of the model, or larger than what it can do (`max_qp` 2^18
+        // and 2^17, `log_max_mrw_sz` 64). Streams of DC are in none of the listings.
         let dx = Facts {
             part: 4125,
             firmware: [22, 36, 1010],

@@ -33,8 +33,8 @@ const LAG_PORTS: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Requirements {
-    /// The adapter whose capabilities the device has. [`FromStr`] sets tag matching, enhancements and
-    /// global routes with it, which later parts of the text may change.
+    /// The adapter whose capabilities the device has. [`FromStr`] sets tag matching, enhancements
+    /// and global routes with it, which later parts of the text may change.
     pub adapter: Adapter,
     /// The MTU of the port's Ethernet interface in bytes: 4200 by default, and at most that of the
     /// network interface with the port's address. A queue pair whose path MTU does not fit is
@@ -95,13 +95,15 @@ pub struct Requirements {
     /// kernel resumes only faults of queues that verbs create: a queue that a program creates by DEVX
     /// stops at an absent page (linux odp.c: `odp_get_rsc`).
     pub faults_by_wqe: bool,
-    /// The kernel does no more for DEVX than Linux does (devx.c, odp.c): user memory has the pages of
-    /// [`iommu`](Self::iommu), also on a host without one; page faults are those of
-    /// [`faults_by_wqe`](Self::faults_by_wqe); and the limit of a shared receive queue that a program
-    /// creates has no event (`get_legacy_obj_type`).
+    /// The kernel does no more for DEVX than Linux does (devx.c, odp.c). For every device, page
+    /// faults are those of [`faults_by_wqe`](Self::faults_by_wqe). Only for programs that use the
+    /// device by libibverbs (`barewire-hca-uverbs`), user memory has the pages of
+    /// [`iommu`](Self::iommu), also on a host without one, and the limit of a shared receive queue
+    /// that a program creates has no event (`get_legacy_obj_type`).
     pub kernel_strict: bool,
-    /// The time that the kernel takes to find the next hop of a RoCE address: none by default. An
-    /// address that no device of the wire can have is searched for as long, and not found.
+    /// The time that the kernel takes to find the next hop of a RoCE address: none by default. On
+    /// `soft0`, an address that no device of the wire can have is searched for as long, and not
+    /// found. For programs that use the device by libibverbs, every address is found.
     pub address_delay: Duration,
     /// Reads return bytes from when their responses are sent, as IBTA 9.5 allows: later writes and
     /// sends of the same connection may change them, unless a fence holds these back. Without it,
@@ -181,8 +183,8 @@ impl Requirements {
         self.partition_keys.get(usize::from(index)).copied().filter(|&key| key != 0)
     }
 
-    /// Returns whether the pages of user memory that programs register by DEVX are as large as their
-    /// length allows.
+    /// Returns whether the pages of user memory that programs register by DEVX are as large as
+    /// their length allows.
     pub fn large_pages(self) -> bool {
         self.iommu || self.kernel_strict
     }

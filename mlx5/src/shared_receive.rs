@@ -167,9 +167,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// posted. It is sent once; 0 requests none.
     ///
     /// # Errors
-    /// If `limit` is not less than [`Self::entries`], the device was not set up by verbs objects, or it
-    /// refused. The kernel delivers no such event of a queue that DEVX created, because it finds
-    /// neither an RMP nor an XRQ by it (linux devx.c: `get_legacy_obj_type`).
+    /// If `limit` is not less than [`Self::entries`], the device was not set up by verbs objects,
+    /// or it refused. The kernel delivers no such event of a queue that DEVX created, because it
+    /// finds neither an RMP nor an XRQ by it (linux devx.c: `get_legacy_obj_type`).
     pub fn arm_limit(&self, limit: u16) -> Result<(), Error> {
         if u32::from(limit) >= self.entries() {
             let most = format!("less than the {} entries", self.entries());

@@ -117,8 +117,8 @@ pub struct Port {
     pub mtu: Mtu,
     /// Index in the partition table of the port.
     pub partition_index: u16,
-    /// Whether the port is a limited member of that partition. Then packets from it to itself do not
-    /// arrive.
+    /// Whether the port is a limited member of that partition. Then packets from it to itself do
+    /// not arrive.
     pub limited_member: bool,
     /// The set of counters in which the kernel counts events of the port's queue pairs; 0 if it
     /// does not, or does so by itself.

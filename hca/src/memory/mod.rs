@@ -116,8 +116,8 @@ impl Memory {
         self.umems.get(id).is_none_or(|umem| (address ^ offset) & (umem.page - 1) == 0)
     }
 
-    /// Returns whether a ring may start at `offset` of user memory: at a multiple of a 64th of its page
-    /// (linux devx.c: `devx_umem_reg_cmd_alloc`).
+    /// Returns whether a ring may start at `offset` of user memory: at a multiple of a 64th of its
+    /// page (linux devx.c: `devx_umem_reg_cmd_alloc`).
     pub(crate) fn can_hold_ring(&self, id: u32, offset: u64) -> bool {
         self.umems.get(id).is_none_or(|umem| offset.is_multiple_of((umem.page / 64).max(1)))
     }

@@ -105,8 +105,8 @@ impl Events {
         self.subscribers.iter().for_each(|watch| watch.end(is_completion_queue, number));
     }
 
-    /// Sends an event to every event queue that receives events of its type, to every watch, and to the
-    /// subscribers of its queue.
+    /// Sends an event to every event queue that receives events of its type, to every watch, and to
+    /// the subscribers of its queue.
     pub(crate) fn tell(&mut self, event_type: EventType, event: Eqe) {
         self.watches.iter().for_each(|watch| watch.push(event_type, event));
         let number = match event_type {

@@ -33,8 +33,8 @@ impl ObjectWatch {
         Ok(Self { channel: EventChannel::new()?, inner: Mutex::default() })
     }
 
-    /// Subscribes to events of queue `number`: a completion queue for [`EventType::CqError`], a queue
-    /// pair for others. Each is reported as `cookie`.
+    /// Subscribes to events of queue `number`: a completion queue for [`EventType::CqError`], a
+    /// queue pair for others. Each is reported as `cookie`.
     pub fn subscribe(&self, event_type: EventType, number: u32, cookie: u64) {
         self.inner().subscribed.insert((event_type, number), cookie);
     }

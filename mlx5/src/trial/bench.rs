@@ -162,8 +162,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits for the next entry that is of a tag list, and returns what `take` makes of it. Fails if
-    /// a request fails that completes to `sends`.
+    /// Waits for the next entry that is of a tag list, and returns what `take` makes of it. Fails
+    /// if a request fails that completes to `sends`.
     pub(super) fn report<T>(
         &mut self,
         sends: &mut CompletionQueue,

@@ -32,8 +32,8 @@ fn a_queue_pair_is_connected_with_four_commands() {
     assert!(registrations <= 20, "{registrations} registrations for {PAIRS} queue pairs");
 }
 
-/// The kernel divides a registration into the largest pages that divide its length. A doorbell record
-/// behind the ring would leave the smallest.
+/// The kernel divides a registration into the largest pages that divide its length. A doorbell
+/// record behind the ring would leave the smallest.
 #[test]
 fn the_ring_of_a_queue_is_a_registration_of_its_own() {
     let (channel, commands) = recording::Recording::new();

@@ -270,9 +270,9 @@ pub(crate) fn is_valid(number: u16, of_object: bool) -> bool {
     }
 }
 
-/// Returns whether an event of a type concerns an object that the command created. The kernel compares
-/// the types of the queues, and knows none of shared receive queues (`get_legacy_obj_type`); OFED's
-/// knows those of RMPs.
+/// Returns whether an event of a type concerns an object that the command created. The kernel
+/// compares the types of the queues, and knows none of shared receive queues
+/// (`get_legacy_obj_type`); OFED's knows those of RMPs.
 fn reaches(made_by: CommandOpcode, event_type: u8, strict: bool) -> bool {
     use CommandOpcode::{
         CreateCq, CreateDct, CreateQp, CreateRmp, CreateSrq, CreateXrcSrq, CreateXrq,
