@@ -111,15 +111,19 @@ fn any_peer_of_a_tag_link() {
             let request = requests[usize::from(choice) % requests.len()].to_u64();
             let word = if choice < 128 { u64::from(choice % 8) } else { request };
             let length = usize::from(script.byte()) % 64;
-            let mut message = vec![0; 24];
-            message[..8].copy_from_slice(&word.to_le_bytes());
-            (message[8], message[9]) = (script.byte() % 12, number as u8);
-            message[10..12].copy_from_slice(&script.array::<2>());
-            message[12..16].copy_from_slice(&script.array::<4>());
+            let mut message = word.to_le_bytes().to_vec();
+            let has_credit = script.byte().is_multiple_of(2);
+            let kind = script.byte() % 12 | if has_credit { 1 << 7 } else { 0 };
+            message.extend_from_slice(&[kind, number as u8]);
             // A stranger does not know the number of the link.
             let stranger = script.byte().is_multiple_of(16);
             let link_number = opening.link ^ u64::from(stranger);
-            message[16..24].copy_from_slice(&link_number.to_le_bytes());
+            message.extend_from_slice(&link_number.to_le_bytes()[..6]);
+            if has_credit {
+                message.extend_from_slice(&script.array::<4>());
+                let [low, high] = script.array();
+                message.extend_from_slice(&[low, high, 0, 0]);
+            }
             message.extend_from_slice(script.bytes(length));
             let arrived = machine.arrived(&message);
             number += u32::from(!stranger && Header::parse(&message).is_ok());
