@@ -8,8 +8,8 @@ use crate::transport::mlx5::shared::GRACE;
 /// queue: the device may have many commands to execute.
 const LAST_WQE: Duration = Duration::from_secs(5);
 
-/// When an endpoint was stopped, and since when its queue pairs are known to have returned what they
-/// took from the shared receive queue.
+/// When an endpoint was stopped, and since when its queue pairs are known to have returned what
+/// they took from the shared receive queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
     since: Instant,
@@ -50,8 +50,8 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(1);
 
-    /// Progress takes the completions of other endpoints as well, so that the queue may not be empty
-    /// for long.
+    /// Progress takes the completions of other endpoints as well, so that the queue may not be
+    /// empty for long.
     #[test]
     fn what_a_late_report_announces_can_be_taken_before_the_end() {
         let start = Instant::now();
