@@ -176,7 +176,7 @@ fn garbage_is_refused_at_once() {
         let _ = stranger.read_to_end(&mut said);
         if bytes == version {
             // Only the version of this end.
-            assert_eq!(said[..8], *b"BWTH\x02\0\0\0");
+            assert_eq!(said[..8], *b"BWTH\x03\0\0\0");
             said.drain(..8);
             assert_eq!(said, [0; barewire_tcp::handshake::CHALLENGE_BYTES - 8]);
         } else {
