@@ -113,7 +113,7 @@ fn any_peer_of_a_tag_link() {
             let length = usize::from(script.byte()) % 64;
             let mut message = word.to_le_bytes().to_vec();
             let has_credit = script.byte().is_multiple_of(2);
-            let kind = script.byte() % 12 | if has_credit { 1 << 7 } else { 0 };
+            let kind = (script.byte() % 12) | (u8::from(has_credit) << 7);
             message.extend_from_slice(&[kind, number as u8]);
             // A stranger does not know the number of the link.
             let stranger = script.byte().is_multiple_of(16);
