@@ -14,20 +14,20 @@ held_send_prefixed:
         je      .2
         inc     rax
 .1:
-        movzx   esi,sil
-        shl     rsi,0x20
-        or      rsi,0x14000080
-        movq    xmm1,rsi
-        movq    xmm2,rdx
-        punpcklqdq xmm1,xmm2
+        movq    xmm1,rcx
+        movzx   ecx,sil
+        shl     rcx,0x20
+        or      rcx,0x14000080
         movq    xmm2,rcx
+        movq    xmm3,rdx
+        punpcklqdq xmm2,xmm3
         mov     rcx,QWORD PTR [rdi]
         mov     edx,DWORD PTR [rdi+0x8]
         and     edx,r8d
         shl     rdx,0x6
         movdqa  XMMWORD PTR [rcx+rdx*1],xmm0
-        movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm1
-        movdqa  XMMWORD PTR [rcx+rdx*1+0x20],xmm2
+        movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm2
+        movdqa  XMMWORD PTR [rcx+rdx*1+0x20],xmm1
         mov     QWORD PTR [rdi+0x30],rax
         mov     rcx,QWORD PTR [rdi+0x10]
         movzx   eax,ax
@@ -37,8 +37,8 @@ held_send_prefixed:
         mov     rax,QWORD PTR [rdi+0x18]
         mov     rcx,QWORD PTR [rax+0x200]
         movdqa  XMMWORD PTR [rcx],xmm0
-        movdqa  XMMWORD PTR [rcx+0x10],xmm1
-        movdqa  XMMWORD PTR [rcx+0x20],xmm2
+        movdqa  XMMWORD PTR [rcx+0x10],xmm2
+        movdqa  XMMWORD PTR [rcx+0x20],xmm1
         pxor    xmm0,xmm0
         movdqa  XMMWORD PTR [rcx+0x30],xmm0
         xor     rcx,0x100

@@ -14,22 +14,22 @@ held_write_8:
         b.eq    .2
         add     x9, x8, #0x1
 .1:
-        mov     w11, #0x80
-        rev     x10, x2
-        lsr     x14, x1, #32
-        movk    w11, #0x800, lsl #16
-        fmov    d1, x10
-        rev     w12, w3
-        orr     x11, x11, x1, lsl #32
+        mov     w10, #0x80
+        rev     x12, x2
+        lsr     x11, x1, #32
+        movk    w10, #0x800, lsl #16
+        fmov    d1, x12
         ldr     w13, [x0, #8]
-        ldr     x10, [x0]
-        movi    v3.2d, #0x0
-        fmov    d2, x11
-        mov     v1.d[1], x12
+        orr     x10, x10, x1, lsl #32
+        rev     w14, w3
+        ldr     x12, [x0]
         and     w8, w13, w8
-        add     x8, x10, x8, lsl #6
-        mov     v2.d[1], x14
+        movi    v3.2d, #0x0
+        fmov    d2, x10
+        mov     v1.d[1], x14
+        add     x8, x12, x8, lsl #6
         str     q0, [x8]
+        mov     v2.d[1], x11
         str     q1, [x8, #16]
         str     q2, [x8, #32]
         and     w8, w9, #0xffff

@@ -14,10 +14,10 @@ held_write_8:
         je      .2
         inc     rax
 .1:
-        bswap   rdx
         movq    xmm1,rsi
         pslldq  xmm1,0x4
         por     xmm1,XMMWORD PTR [80000008000000000000000000000000]
+        bswap   rdx
         bswap   ecx
         movd    xmm2,ecx
         movq    xmm3,rdx
