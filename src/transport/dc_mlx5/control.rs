@@ -149,8 +149,8 @@ impl Shared {
         let Some(initiator) = initiator.filter(|initiator| !initiator.failed.get()) else { return };
         while initiator.has_room() {
             let Some(grant) = self.grants.borrow_mut().pop_front() else { break };
-            // After a search that fails, others are not made for a while, so that this loop blocks
-            // for one search at most. The peer asks again.
+            // Searches have a part of the time, so that this loop blocks for a burst of them and one
+            // more at most. A peer for which none is made asks again.
             let Some(address) = self.known_destination(grant.port, &grant.target) else { continue };
             let mut message = [0; 12];
             message[AM_ID] = GRANT;

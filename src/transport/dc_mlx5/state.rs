@@ -80,7 +80,9 @@ impl State {
         if !self.posting.has(PostBlock::Unconnected) || !self.posting.is_alive() {
             return Err(ConnectError::Connected { transport: ID });
         }
-        self.address.set(self.shared.destination(port, target)?);
+        let address = self.shared.destination(port, target)?;
+        self.shared.destinations.connected(port, address);
+        self.address.set(address);
         self.flush_target.set((target.flush_address, target.flush_key));
         self.posting.set(PostBlock::Unconnected, false);
         Ok(())
