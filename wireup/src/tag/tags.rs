@@ -692,7 +692,10 @@ impl Inner {
             return;
         }
         for _ in 0..ATTEMPTS {
-            if self.send_waiting(&attached) == Room::Enough {
+            let turn = Turn { tags: self, attached: &attached };
+            let room = self.send_waiting(&attached);
+            std::mem::forget(turn);
+            if room == Room::Enough {
                 return;
             }
             let tags = self.this.clone();
@@ -860,8 +863,8 @@ impl Drop for Posted<'_> {
     }
 }
 
-/// The turn of a link's pending request. The endpoint drops a request that panics, and what is left
-/// to send continues by itself.
+/// The turn of a link to send. After a panic, of a handler that a post calls for example, what is
+/// left to send continues by itself: the endpoint drops a pending request that panics.
 struct Turn<'a> {
     tags: &'a Inner,
     attached: &'a Attached,

@@ -219,7 +219,8 @@ impl Opening {
 pub struct Limits {
     /// The window of each link.
     pub window: Window,
-    /// Messages of all links together.
+    /// Messages of all links together. Each takes up to 200 bytes besides its own, which
+    /// `total_bytes` does not count.
     pub total_messages: usize,
     /// Bytes of all links together.
     pub total_bytes: usize,
