@@ -237,6 +237,7 @@ fn a_client_that_floods() {
     let flood = json!("ready").to_string();
     while hand.0.send(flood.as_bytes(), SOON).is_ok() {}
     drop(hand);
-    server.warning("unsolicited messages", PROMISE);
+    // It has received the first message alone, or too many of them.
+    server.warning("cannot work with the client", PROMISE);
     serves(server, &port);
 }
