@@ -70,8 +70,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("shared_receive", "post one shared receive", limit(15, 39).must(40), limit(10, 25)),
     row("tag_append", "append of a tag", limit(60, 108), limit(40, 82)),
     row("tag_remove", "removal of a tag", limit(40, 75), limit(35, 70)),
-    // The tag is the number of the round, of which the compiler no longer knows that its upper half is
-    // zero: 4 more, inlined, in this loop only.
+    // The tag is the number of the round. The compiler no longer knows that its upper half is zero,
+    // which costs 4 instructions in this loop, if inlined.
     row("tag_send_8", "send with a tag, 8 B inline", limit(30, 55), limit(20, 45)),
     row(
         "striding_receive",

@@ -312,7 +312,7 @@ mod tests {
         assert_eq!((open(), hub.inner().objects.len()), (1, 0));
     }
 
-    /// Events that nobody has read.
+    /// Events that have not been read.
     #[derive(Debug)]
     struct Unread(Mutex<VecDeque<u64>>, OwnedFd);
 

@@ -103,7 +103,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The default ones for connections to `address`: with records, except on the loopback interface.
+    /// The default limits for connections to `address`: protected by records, except on the
+    /// loopback interface.
     pub fn toward(address: IpAddr) -> Self {
         Self { protected: !address.is_loopback(), ..Self::default() }
     }

@@ -237,8 +237,8 @@ impl AsFd for Socket {
     }
 }
 
-/// Waits until `descriptor` is ready, or a signal arrives. Returns false after the deadline, whether
-/// or not it is ready.
+/// Waits until `descriptor` is ready, or a signal arrives. Returns false after the deadline, also
+/// if it is ready then.
 ///
 /// # Errors
 /// Those of ppoll(2).

@@ -1,4 +1,4 @@
-//! Runs an example to its end.
+//! Runs an example until it exits.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -124,8 +124,8 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Opens a channel for the events of objects, or `None` if there is none: then
-    /// [`DeviceEvents`] has them, or nobody.
+    /// Opens a channel for the events of objects. `None` if the device has no such channel: then
+    /// [`DeviceEvents`] reports these events, if anything does.
     ///
     /// # Errors
     /// If the kernel refused.

@@ -149,8 +149,8 @@ impl Shared {
         let Some(initiator) = initiator.filter(|initiator| !initiator.failed.get()) else { return };
         while initiator.has_room() {
             let Some(grant) = self.grants.borrow_mut().pop_front() else { break };
-            // Searches have a part of the time, so that this loop blocks for a burst of them and one
-            // more at most. A peer for which none is made asks again.
+            // The time of searches is limited: this loop blocks for a burst of them and one more at
+            // most. A peer whose host was not searched for repeats its request.
             let Some(address) = self.known_destination(grant.port, &grant.target) else { continue };
             let mut message = [0; 12];
             message[AM_ID] = GRANT;

@@ -2,10 +2,10 @@
 //!
 //! What names a peer is the peer's word. On Ethernet, the kernel searches for a host that does not
 //! respond for up to a second, in the thread of progress. So a host that was not found is not
-//! searched for again for a while, whichever MAC and LID are given with its GID, and searches take at
-//! most a tenth of the time, but for a burst: however many hosts peers name, the rest remains for
-//! everything else. Hosts to which endpoints are connected need no search. Others may find no turn
-//! while a peer names hosts without end.
+//! searched for again for a while, whichever MAC and LID are given with its GID. Apart from a
+//! burst, searches take at most a tenth of the time, however many hosts peers name. Hosts to which
+//! endpoints are connected need no search. Other hosts may not be searched for while a peer keeps
+//! naming new ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// As of a network in which a host answers for many addresses, just fast enough.
+    /// A host of the network responds for many addresses, each after 90 ms.
     #[test]
     fn searches_that_succeed_take_a_tenth_of_the_time_too() {
         let network = Network::new(Duration::from_millis(90), Some(AddressVector::default()));

@@ -48,8 +48,8 @@ impl EventChannel {
         self.0.subscribe(queue.handle(), COMPLETION, cookie)
     }
 
-    /// Subscribes to events of a type of `object`, and reports each with `cookie`. The types are those
-    /// of event queue entries (linux mlx5/device.h: `MLX5_EVENT_TYPE_...`).
+    /// Subscribes to events of a type of `object`, and reports each with `cookie`. The types are
+    /// those of event queue entries (linux mlx5/device.h: `MLX5_EVENT_TYPE_...`).
     ///
     /// # Errors
     /// If the kernel does not deliver events of this type (linux devx.c: `is_valid_events`).

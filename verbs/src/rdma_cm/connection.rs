@@ -87,7 +87,7 @@ impl Connection {
     }
 
     /// Disconnects. The peer gets [`ConnectionEvent::Disconnected`]; this side gets it when the
-    /// peer's program has responded by a call of its own, or after a minute without a response.
+    /// peer's program has disconnected too, or after a minute without a response.
     /// Requests that the peer has not acknowledged may be lost: wait for their completions before.
     ///
     /// # Errors

@@ -28,8 +28,8 @@ pub struct Listener {
 const BACKLOG: u32 = 128;
 
 impl Listener {
-    /// Listens to an address of an RDMA device, or with 0.0.0.0 or `[::]` to those of all. Port 0 is
-    /// a free port: see [`Self::address`].
+    /// Listens to an address of an RDMA device, or with 0.0.0.0 or `[::]` to the addresses of all
+    /// devices. With port 0 the kernel chooses a free port: see [`Self::address`].
     ///
     /// # Errors
     /// [`ConnectError::NoManager`], or [`ConnectError::Listen`] if the port is in use or no device

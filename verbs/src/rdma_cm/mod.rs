@@ -41,11 +41,11 @@
 //!
 //! - *Private data* arrive with the padding of their message: 56 bytes of a request, 196 of a
 //!   response, 148 of a rejection over InfiniBand and RoCE. Send the length with them if it varies.
-//! - *The end.* A [`Connection`] reports that the peer has disconnected, which the kernel also does
-//!   for a process that ends; the peer waits until [`Connection::next_event`] has returned that. The
-//!   queue pair does not notice: call [`QueuePair::fail`] on it. Dropping the connection disconnects; the queue pair may be
-//!   dropped before or after it.
-//! - *Threads.* All objects have event channels of their own and may be sent to other threads, so
+//! - *Disconnecting.* A [`Connection`] reports that the peer has disconnected. The kernel
+//!   disconnects for a process that ends. The peer waits until [`Connection::next_event`] has
+//!   returned the event. The queue pair does not notice: call [`QueuePair::fail`] on it. Dropping
+//!   the connection disconnects; the queue pair may be dropped before or after it.
+//! - *Threads.* Each object has its own event channel and may be sent to another thread, so
 //!   a server can accept each request on another thread. Descriptors (`AsFd`) become readable for
 //!   requests and events, for poll and epoll.
 
@@ -222,8 +222,8 @@ impl Prepared {
         Ok((receive, send))
     }
 
-    /// Connects the queue pair. Its most reads and atomics, as responder and as initiator, are those
-    /// of this side or what the connection manager has from the peer, whichever is less.
+    /// Connects the queue pair. The most reads and atomics, as responder and as initiator, are the
+    /// lower of this side's values and of those that the connection manager has from the peer.
     fn join<Q: Connect>(
         &mut self,
         queue: &mut Q,

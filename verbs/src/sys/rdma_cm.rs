@@ -1,4 +1,4 @@
-//! librdmacm: identifiers, each with an event channel of its own.
+//! librdmacm: identifiers, each with its own event channel.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -127,7 +127,7 @@ impl CmId {
         Ok(Self { id, process: std::process::id(), channel })
     }
 
-    /// Takes the identifier of a request, and gives it a channel of its own.
+    /// Takes the identifier of a request, and gives it its own event channel.
     ///
     /// # Safety
     /// `id` must be the identifier of an acknowledged event, which no other code destroys.

@@ -80,7 +80,7 @@ fn next(listener: &mut Listener) -> Request {
     listener.next_request(PATIENCE).unwrap().expect("a request")
 }
 
-/// Connects on a thread of its own, and returns what the client got.
+/// Connects on another thread, and returns what the client got.
 fn client(
     address: SocketAddr,
     private_data: &'static [u8],

@@ -45,7 +45,7 @@ pub struct Header {
     pub word: u64,
     /// What follows.
     pub kind: Kind,
-    /// The credit of the receiver of this header, if it is to be told.
+    /// What the receiver of this header may send, if this message reports it.
     pub credit: Option<Credit>,
     /// The link, as the receiver of this header numbers it: [`LINK_BITS`] bits.
     pub link: u64,
@@ -126,8 +126,8 @@ pub enum MessageError {
 }
 
 impl Header {
-    /// Everything behind the word: what `am_short` sends in front of the payload. The second word is
-    /// sent only if there is credit.
+    /// What follows the word: `am_short` sends it in front of the payload. The second word is sent
+    /// only if there is credit.
     #[inline]
     pub fn tail(&self) -> [u64; 2] {
         let front = u64::from(self.kind as u8)
@@ -141,8 +141,8 @@ impl Header {
         }
     }
 
-    /// The first word of the [`tail`](Self::tail) of the first message to a link, if it is eager and
-    /// has no credit.
+    /// The first word of the [`tail`](Self::tail) of the first message to a link, if that message
+    /// is eager and has no credit.
     pub(super) fn of_eager(link: u64) -> u64 {
         let credit = None;
         Self { word: 0, kind: Kind::Eager, credit, link, number: 0 }.tail()[0]

@@ -62,7 +62,7 @@ fn a_node_without_interfaces_says_why() {
     assert!(error.contains("the rules do not name it"), "{error}");
 }
 
-/// The path MTU of a DC target is fixed, so that lanes to one of another MTU are those of `rc_mlx5`.
+/// The path MTU of a DC target is fixed, so nodes of different path MTUs use `rc_mlx5`.
 #[test]
 fn nodes_of_different_path_mtus_connect_without_dc() {
     let mut many = rules(&["rc_mlx5/soft0:1", "dc_mlx5/soft0:1", "tcp/lo"]);

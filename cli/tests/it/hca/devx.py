@@ -162,8 +162,9 @@ expect("another's number", about(mlx5.mlx5dv_devx_obj_query, cq, command(QUERY_C
 expect("a query by modify", about(mlx5.mlx5dv_devx_obj_modify, cq, command(QUERY_CQ, words=[(8, cqn)]), 272)[0], errno.EINVAL)
 expect("memory in use", mlx5.mlx5dv_devx_umem_dereg(umem) != 0, True)
 
-# Events: a receive memory pool with fewer receives than its limit tells so, once, by the kernel of OFED. That of Linux
-# does not find the pool by its event ("strict"), and subscribes to none that a pool cannot have.
+# Events: the kernel of OFED reports once that a receive memory pool has fewer receives than its
+# limit. That of Linux does not find the pool by its event ("strict"), and refuses subscriptions to
+# events that a pool cannot have.
 strict = "strict" in sys.argv
 rmpc = [(32, 0x00100000), (88, pdn), (100, 4096 + 64), (112, 5 << 16 | 4), (116, 0xC0000000)]
 rmpc += [(120, umem.contents.umem_id), (124, umem.contents.umem_id), (132, 2048)]
@@ -200,7 +201,8 @@ if not strict:
     expect("the event", next_event(), (7, SRQ_LIMIT))
     expect("the eventfd's event", bool(select.select([counter], [], [], 20)[0]), True)
     expect("one event", struct.unpack("=Q", os.read(counter, 8))[0], 1)
-# A later event on the same channel: a queue pair on the pool is in error. One of the limit would have come before it.
+# A later event on the same channel: a queue pair on the pool is in error. An event of the limit
+# would have come before it.
 qpc = [(24, 3 << 11), (28, pdn), (32, 1 << 15), (24 + 124, cqn), (24 + 156, cqn), (24 + 164, 4096 + 128)]
 qpc += [(24 + 172, 1 << 24 | rmpn), (24 + 228, umem.contents.umem_id), (264, umem.contents.umem_id)]
 qp, error, output = create(command(CREATE_QP, 272, words=qpc))

@@ -64,7 +64,7 @@ use super::slab::{Key, Slab};
 pub const MAX_ANNOUNCED: u16 = 256;
 /// The part of a window, as a divisor, that is reported with an eager message.
 const EAGERLY: u32 = 4;
-/// The part of a window that is reported by a message of its own.
+/// The part of a window, as a divisor, that is reported by a separate message.
 const SEPARATELY: u32 = 2;
 /// Links at most.
 const MAX_LINKS: usize = 1 << 23;

@@ -12,9 +12,9 @@
 //!
 //! [`SendQueue::post`] takes every request, and so do [`Batch::post`], for several with one
 //! doorbell, and [`SendQueue::post_deferred`], for a doorbell that rings later. Queue pairs whose
-//! requests carry their destination (UD, DC, XRC) post those that go to a [peer](ToPeer) [to
-//! it](crate::SendQueue::towards). The bytes of a transfer or of a message are a [`Payload`]: segments of
-//! registered memory, or bytes that are copied to the WQE.
+//! requests carry their destination (UD, DC, XRC) post requests [to a peer](ToPeer) by
+//! [`SendQueue::towards`](crate::SendQueue::towards). The bytes of a transfer or of a message are a
+//! [`Payload`]: segments of registered memory, or bytes that are copied to the WQE.
 //!
 //! [`SendQueue::post`]: crate::SendQueue::post
 //! [`SendQueue::post_deferred`]: crate::SendQueue::post_deferred
